@@ -1,0 +1,138 @@
+"""Tensors as a checkpoint stores them, one by one or folded into groups of equal siblings.
+
+A 300,000-tensor checkpoint is a few dozen groups: `model.layers.{0-47}.mlp.experts.{0-511}.up_proj.weight`, U8
+[640, 1280]. Groups travel in documents, in the demo catalogue and in calibration points; every formula that goes
+tensor by tensor goes group by group.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from itertools import product
+from math import prod
+from typing import NamedTuple
+
+from .errors import BadInput
+
+DTYPE_BITS: dict[str, int] = {
+    "BOOL": 8, "F4": 4, "F6_E2M3": 6, "F6_E3M2": 6, "U8": 8, "I8": 8, "F8_E5M2": 8, "F8_E4M3": 8, "F8_E8M0": 8,
+    "F8_E4M3FNUZ": 8, "F8_E5M2FNUZ": 8, "I16": 16, "U16": 16, "F16": 16, "BF16": 16, "I32": 32, "U32": 32,
+    "F32": 32, "C64": 64, "F64": 64, "I64": 64, "U64": 64,
+}  # fmt: skip
+"""Bits per element of every dtype of the safetensors 0.8 format (safetensors/src/tensor.rs, `Dtype::bitsize`)."""
+
+
+class TensorInfo(NamedTuple):
+    """One tensor of a file: half-open byte range [start, stop) within the file's data region."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    start: int
+    stop: int
+
+
+class TensorGroup(NamedTuple):
+    """Tensors that differ only in the numbers of their names: every combination of the numbers in the braces."""
+
+    pattern: str
+    dtype: str
+    shape: tuple[int, ...]
+
+    @property
+    def copies(self) -> int:
+        """How many tensors the group stands for."""
+        return prod((len(_numbers(part)) for part in _BRACES.findall(self.pattern)), start=1)
+
+    @property
+    def bytes_each(self) -> int:
+        """Bytes of one tensor of the group."""
+        return tensor_bytes(self.dtype, self.shape)
+
+    @property
+    def bytes_total(self) -> int:
+        return self.copies * self.bytes_each
+
+    def names(self) -> Iterator[str]:
+        """Every tensor name, the last number counting fastest."""
+        parts = _BRACES.split(self.pattern)
+        ranges = [_numbers(part) for part in parts[1::2]]
+        literals = parts[0::2]
+        for numbers in product(*ranges):
+            yield literals[0] + "".join(f"{n}{text}" for n, text in zip(numbers, literals[1:], strict=True))
+
+    def numbers(self, position: int) -> list[int]:
+        """The numbers the brace at `position` (from 0) runs over."""
+        return _numbers(_BRACES.findall(self.pattern)[position])
+
+
+_BRACES = re.compile(r"\{([0-9,\-]+)\}")
+# A whole name component, or the part number of an n-gram table shard; no leading zeros, so that names round-trip.
+_NUMBER = re.compile(r"(?<![^.])(?:0|[1-9][0-9]*)(?![^.])|(?<=shard_)(?:0|[1-9][0-9]*)(?![0-9])")
+
+
+def tensor_bytes(dtype: str, shape: tuple[int, ...]) -> int:
+    """Bytes a tensor of this dtype and shape takes in a file; sub-byte dtypes round up to whole bytes."""
+    return (prod(shape) * DTYPE_BITS[dtype] + 7) // 8
+
+
+def fold(tensors: Iterable[tuple[str, str, tuple[int, ...]]]) -> list[TensorGroup]:
+    """The fewest groups of the form above that stand for exactly these (name, dtype, shape); sorted by pattern."""
+    families: dict[tuple[tuple[str, ...], str, tuple[int, ...]], set[tuple[int, ...]]] = {}
+    for name, dtype, shape in tensors:
+        numbers = tuple(int(n) for n in _NUMBER.findall(name))
+        families.setdefault((tuple(_NUMBER.split(name)), dtype, shape), set()).add(numbers)
+    groups = [
+        TensorGroup(_spell(literals, ranges), dtype, shape)
+        for (literals, dtype, shape), members in families.items()
+        for ranges in _products(members)
+    ]
+    return sorted(groups)
+
+
+def expand(groups: Iterable[TensorGroup]) -> Iterator[tuple[str, str, tuple[int, ...]]]:
+    """Every (name, dtype, shape) the groups stand for."""
+    for group in groups:
+        for name in group.names():
+            yield name, group.dtype, group.shape
+
+
+def _products(members: set[tuple[int, ...]]) -> list[tuple[tuple[int, ...], ...]]:
+    """Number tuples as a union of Cartesian products: equal tails are merged over their first number."""
+    if members == {()}:
+        return [()]
+    tails: dict[int, set[tuple[int, ...]]] = {}
+    for first, *rest in members:
+        tails.setdefault(first, set()).add(tuple(rest))
+    by_tail: dict[frozenset[tuple[int, ...]], list[int]] = {}
+    for first, rests in tails.items():
+        by_tail.setdefault(frozenset(rests), []).append(first)
+    return [
+        (tuple(sorted(firsts)), *ranges) for rests, firsts in by_tail.items() for ranges in _products(set(rests))
+    ]
+
+
+def _spell(literals: tuple[str, ...], ranges: tuple[tuple[int, ...], ...]) -> str:
+    return literals[0] + "".join(f"{{{_spell_numbers(r)}}}{text}" for r, text in zip(ranges, literals[1:], strict=True))
+
+
+def _spell_numbers(numbers: tuple[int, ...]) -> str:
+    runs: list[list[int]] = []
+    for n in numbers:
+        if runs and n == runs[-1][1] + 1:
+            runs[-1][1] = n
+        else:
+            runs.append([n, n])
+    return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
+
+
+def _numbers(text: str) -> list[int]:
+    found: list[int] = []
+    for part in text.split(","):
+        low, _, high = part.partition("-")
+        try:
+            found.extend(range(int(low), int(high or low) + 1))
+        except ValueError:
+            raise BadInput(f"tensor pattern {{{text}}}: expected numbers and ranges such as {{0-47,50}}") from None
+    return found

@@ -1,0 +1,1 @@
+"""LOOK: reads a Hub, a mirror or a local folder; produces facts and verdicts."""

@@ -1,0 +1,1 @@
+"""MOVE: puts verified weights on a node's disk."""
