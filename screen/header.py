@@ -1,0 +1,265 @@
+"""The header of a safetensors file: eight bytes of length, then JSON that says where every tensor lies.
+
+A header is valid only if its tensors tile the data region and end where the file does, so a truncated or padded
+upload shows from the header and the size the tree states, without its data. Format: safetensors 0.8 (README,
+safetensors/src/tensor.rs `read_metadata`, `validate`). Where that reader is silent about duplicate keys (it keeps
+the last), this one follows the format's text and refuses them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from functools import partial
+from itertools import chain, pairwise
+from operator import itemgetter, sub
+from typing import Any, NamedTuple
+
+import orjson
+
+from formulas.errors import HeaderError
+from formulas.tensors import DTYPE_BITS, TensorInfo
+
+HEADER_CAP = 100_000_000
+"""Longest header the format allows, in bytes (safetensors/src/tensor.rs `MAX_HEADER_SIZE`)."""
+
+_MAX = 2**64 - 1  # the format's numbers are u64
+_METADATA = "__metadata__"
+_DTYPES = {dtype: dtype for dtype in DTYPE_BITS}
+_MAGIC = {
+    b"version ": "a Git LFS pointer; the file itself was never uploaded or downloaded",
+    b"<": "an HTML or XML page",
+    b"{": "JSON text",
+    b"PK\x03\x04": "a zip archive, as PyTorch writes",
+    b"\x80\x02": "a pickle",
+    b"GGUF": "a GGUF file",
+}
+
+
+class Header(NamedTuple):
+    """What one file's header says. `tensors` are in the order of their bytes, `length` is the JSON's own length."""
+
+    tensors: tuple[TensorInfo, ...]
+    metadata: dict[str, str] | None
+    length: int
+    data_bytes: int
+
+
+def header_length(first8: bytes, *, file_size: int, name: str) -> int:
+    """Bytes of JSON that follow the first eight bytes of a file of this size. Raises HeaderError."""
+    if file_size < 8 or len(first8) < 8:
+        got = min(file_size, len(first8))
+        raise HeaderError(f"{name}: expected 8 bytes of header length, got {got}; not a safetensors file")
+    length = int.from_bytes(first8[:8], "little")
+    if length > HEADER_CAP:
+        what = next((f"this looks like {text}" for magic, text in _MAGIC.items() if first8.startswith(magic)), None)
+        raise HeaderError(
+            f"{name}: expected a header of at most {HEADER_CAP} bytes, got {length}; "
+            + (what or "not a safetensors file")
+        )
+    if 8 + length > file_size:
+        raise HeaderError(
+            f"{name}: the header ends at byte {8 + length}, file has {file_size}; the upload is truncated"
+        )
+    return length
+
+
+def parse_header(data: bytes, *, file_size: int, name: str) -> Header:
+    """The header in `data`, the first 8 + N bytes or more of a file of `file_size` bytes.
+
+    Raises HeaderError, which names the file, the tensor and the numbers, for everything the format forbids.
+    """
+    length = header_length(data[:8], file_size=file_size, name=name)
+    raw = bytes(data[8 : 8 + length])
+    if len(raw) < length:
+        raise HeaderError(f"{name}: expected {length} bytes of header, got {len(raw)}; the read was cut short")
+    try:
+        document = orjson.loads(raw)
+    except orjson.JSONDecodeError as error:
+        raise HeaderError(f"{name}: expected a header in JSON, got {raw[:40]!r}: {error}") from None
+    metadata, tensors = _contents(document, name)
+    _refuse_duplicates(raw, document, name)
+    return _whole(tensors, metadata, length, file_size - 8 - length, name)
+
+
+def parse_header_dict(document: object, *, file_size: int, name: str) -> Header:
+    """The header in a JSON object that was parsed elsewhere, as the Hub's safetensors-metadata route sends it.
+
+    The check of size is weaker: the header's own length is not known, so it is taken to be what the file has beside
+    its data, and only refused where that is shorter than the JSON or longer than the format allows. Duplicate keys
+    cannot be seen. Raises HeaderError.
+    """
+    metadata, tensors = _contents(document, name)
+    ends = [info.stop for info in _tensors(tensors, name)]
+    data_bytes = max(ends, default=0)
+    length = file_size - 8 - data_bytes
+    shortest = len(orjson.dumps(document))
+    if not shortest <= length <= HEADER_CAP:
+        raise HeaderError(
+            f"{name}: tensors take {data_bytes} bytes and the header {shortest} or more, file has {file_size}; "
+            + ("the upload is truncated" if length < shortest else "there are bytes after the last tensor")
+        )
+    return _whole(tensors, metadata, length, data_bytes, name)
+
+
+def _contents(document: object, name: str) -> tuple[dict[str, str] | None, dict[str, Any]]:
+    """(metadata, tensors) of a header's top level, the tensors unchecked."""
+    if not isinstance(document, dict):
+        raise HeaderError(f"{name}: expected a JSON object as header, got {_kind(document)}")
+    if _METADATA not in document:
+        return None, document
+    tensors = dict(document)
+    metadata = tensors.pop(_METADATA)
+    if metadata is None:  # some writers leave it null; the official reader takes that for absent
+        return None, tensors
+    if not isinstance(metadata, dict):
+        raise HeaderError(f"{name}: {_METADATA}: expected an object of strings, got {_kind(metadata)}")
+    for key, value in metadata.items():
+        if not isinstance(value, str):
+            raise HeaderError(f"{name}: {_METADATA} {key!r}: expected a string, got {_kind(value)}")
+    return metadata, tensors
+
+
+def _refuse_duplicates(raw: bytes, document: dict[str, Any], name: str) -> None:
+    """Raises HeaderError if a key occurs twice in one object; parsers keep one of them silently.
+
+    Without backslashes every string has two quotes, so counting quotes counts strings. Only a header with more
+    strings than its plain form has (or with escapes) is read again, slowly.
+    """
+    metadata = document.get(_METADATA)
+    tensors = len(document) - (_METADATA in document)
+    strings = 5 * tensors + (_METADATA in document) + 2 * len(metadata or ())
+    if raw.count(b'"') == 2 * strings and b"\\" not in raw:
+        return
+
+    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        found = dict(pairs)
+        if len(found) < len(pairs):
+            keys = [key for key, _ in pairs]
+            twice = next(key for key in keys if keys.count(key) > 1)
+            raise HeaderError(f"{name}: expected each key once, got {twice!r} twice; which one counts is undefined")
+        return found
+
+    try:
+        json.loads(raw, object_pairs_hook=once)
+    except (ValueError, RecursionError) as error:  # what orjson reads and the standard library does not
+        raise HeaderError(f"{name}: expected a plain header in JSON, got {error}") from None
+
+
+def _whole(entries: dict[str, Any], metadata: dict[str, str] | None, length: int, data_bytes: int, name: str) -> Header:
+    """The header, once its tensors tile all the data bytes."""
+    tensors = _tensors(entries, name)
+    end = 0
+    for info in tensors if not _tiled(tensors) else ():
+        if info.start != end:
+            how = f"a hole of {info.start - end} bytes" if info.start > end else f"{end - info.start} bytes overlap"
+            raise HeaderError(
+                f"{name}: tensor {info.name!r} starts at data byte {info.start}, the one before it ends at {end}; {how}"
+            )
+        end = info.stop
+    end = tensors[-1].stop if tensors else 0
+    if end != data_bytes:
+        raise HeaderError(
+            f"{name}: tensors end at byte {8 + length + end}, file has {8 + length + data_bytes}; "
+            + ("the upload is truncated" if end > data_bytes else "there are bytes after the last tensor")
+        )
+    return Header(tensors, metadata, length, data_bytes)
+
+
+def _tiled(tensors: tuple[TensorInfo, ...]) -> bool:
+    return not tensors or (tensors[0].start == 0 and all(a.stop == b.start for a, b in pairwise(tensors)))
+
+
+def _tensors(entries: Mapping[str, Any], name: str) -> tuple[TensorInfo, ...]:
+    """All tensors in the order of their bytes, each checked by itself. Raises HeaderError."""
+    found = _at_once(entries)
+    if found is None:
+        found = [_tensor(key, value, name) for key, value in entries.items()]
+        found.sort(key=lambda info: (info.start, info.stop, info.name))
+    return tuple(found)
+
+
+def _at_once(entries: Mapping[str, Any]) -> list[TensorInfo] | None:
+    """What `_tensor` says of every entry, column by column and several times faster; None if one may be wrong."""
+    infos = entries.values()
+    try:
+        shapes = list(map(itemgetter("shape"), infos))
+        offsets = list(map(itemgetter("data_offsets"), infos))
+        dtypes = list(map(_DTYPES.get, map(itemgetter("dtype"), infos)))
+    except (KeyError, TypeError):
+        return None
+    plain = (
+        set(map(type, infos)) <= {dict}
+        and set(map(type, chain(shapes, offsets))) <= {list}
+        and set(map(type, chain.from_iterable(shapes))) <= {int}
+        and set(map(type, chain.from_iterable(offsets))) <= {int}
+        and set(map(len, offsets)) <= {2}
+        and None not in dtypes
+    )
+    if not plain:
+        return None
+    shared: dict[tuple[int, ...], tuple[int, ...]] = {}
+    forms = [(dtype, shared.setdefault(shape, shape)) for dtype, shape in zip(dtypes, map(tuple, shapes), strict=True)]
+    sizes = {form: _size(*form) for form in set(forms)}  # type: ignore[arg-type]  # no None among the dtypes
+    starts, stops = map(itemgetter(0), offsets), map(itemgetter(1), offsets)
+    spans = list(map(sub, stops, starts))
+    if spans != list(map(sizes.__getitem__, forms)) or min(map(itemgetter(0), offsets), default=0) < 0:
+        return None
+    columns = zip(
+        map(itemgetter(0), offsets), map(itemgetter(1), offsets), entries, map(itemgetter(0), forms),
+        map(itemgetter(1), forms), strict=True,
+    )  # fmt: skip
+    rows = sorted(columns)
+    order = itemgetter(2, 3, 4, 0, 1)
+    return list(map(partial(tuple.__new__, TensorInfo), map(order, rows)))  # twice as fast as calling TensorInfo
+
+
+def _size(dtype: str, shape: tuple[int, ...]) -> int | None:
+    """Whole bytes of a tensor; None if they are no whole number, negative, or beyond the format's 64 bits."""
+    bits = 1
+    for size in (*shape, DTYPE_BITS[dtype]):
+        bits *= size
+        if size < 0 or bits > _MAX:
+            return None
+    return bits // 8 if bits % 8 == 0 else None
+
+
+def _tensor(key: str, value: object, name: str) -> TensorInfo:
+    """One entry of the header as a tensor. Raises HeaderError."""
+    who = f"{name}: tensor {key!r}"
+    if not isinstance(value, dict):
+        raise HeaderError(f"{who}: expected an object with dtype, shape and data_offsets, got {_kind(value)}")
+    if missing := [field for field in ("dtype", "shape", "data_offsets") if field not in value]:
+        raise HeaderError(f"{who}: expected dtype, shape and data_offsets, got no {' and no '.join(missing)}")
+    dtype, shape, offsets = value["dtype"], value["shape"], value["data_offsets"]
+    if not isinstance(dtype, str) or dtype not in DTYPE_BITS:
+        raise HeaderError(f"{who}: expected a dtype of the format, got {dtype!r:.80}")
+    if not isinstance(shape, list) or not all(map(_counts, shape)):
+        raise HeaderError(f"{who}: expected a shape of whole numbers, got {shape!r:.80}")
+    if not isinstance(offsets, list) or len(offsets) != 2 or not all(map(_counts, offsets)):
+        raise HeaderError(f"{who}: expected two byte offsets, got {offsets!r:.80}")
+    start, stop = offsets
+    if stop < start:
+        raise HeaderError(f"{who}: expected its bytes to end after they start, got [{start}, {stop}]")
+    bits = 1
+    for size in (*shape, DTYPE_BITS[dtype]):
+        bits *= size
+        if bits > _MAX:
+            raise HeaderError(f"{who}: {dtype} {shape!r:.80} overflows the format's 64-bit sizes")
+    if bits % 8:
+        raise HeaderError(f"{who}: expected whole bytes, got {bits} bits for {dtype} {shape!r:.80}")
+    if bits != 8 * (stop - start):
+        raise HeaderError(
+            f"{who}: {dtype} {shape!r:.80} takes {bits // 8} bytes, its offsets [{start}, {stop}] span {stop - start}"
+        )
+    return TensorInfo(key, dtype, tuple(shape), start, stop)
+
+
+def _counts(value: object) -> bool:
+    return type(value) is int and 0 <= value <= _MAX  # bool is an int to Python, not to the format
+
+
+def _kind(value: object) -> str:
+    """A value as an error names it: what it is in JSON, and a little of it."""
+    kinds = {dict: "an object", list: "a list", str: "text", bool: "a truth value", type(None): "null"}
+    return f"{kinds.get(type(value), 'a number')} {value!r:.60}" if value is not None else "null"
