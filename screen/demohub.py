@@ -1,0 +1,417 @@
+"""A Hub on loopback: two origins (hub and CDN) that speak the Hub's protocol, and mirrors that only know `resolve`.
+
+huggingface_hub works against it unmodified; that is its test of fidelity. It serves `DemoRepo`s, counts what was asked,
+keeps the Hub's rate-limit budgets, and commits the `Fault`s it is told to.
+Source: the wire facts are huggingface_hub 2.4.0's (hf_api.py, file_download.py, utils/_http.py, utils/_pagination.py)
+and the Hub's documentation of rate limits and of downloads (huggingface.co/docs/hub).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import hashlib
+import os
+import socket
+import socketserver
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
+from http import HTTPStatus
+from typing import Any, NamedTuple
+from urllib.parse import quote, urlencode
+
+from . import demoapi
+from .demoapi import Request, Response
+from .demofaults import Fault, Kind
+from .demorepo import Content, DemoRepo
+
+BUDGETS = {"api": 6_000, "resolvers": 50_000, "pages": 600}  # requests per window: the Hub's Enterprise plan
+
+Answer = Callable[[Request], Response]
+
+
+class Served(NamedTuple):
+    """One line of the log: what was asked, by whom, and what it was given."""
+
+    origin: str  # hub | cdn | mirror0...
+    route: str
+    method: str
+    target: str
+    range: str | None
+    authorization: str | None
+    accept_encoding: str | None
+    status: int
+    body_bytes: int
+
+
+class Traffic(NamedTuple):
+    requests: int
+    body_bytes: int
+
+
+class DemoHub:
+    """A running Hub. A context manager: the ports are open inside the `with`, and every thread ends with it.
+
+    `latency` is seconds a request takes before its answer, `page_size` tree entries or models a page, `cdn_ttl` seconds
+    a signed URL lives, `budgets` requests per `window` seconds in each of the Hub's three buckets, `tokens` the repos
+    (their names) each token may read, `one_request_headers` whether /safetensors-metadata is served.
+    """
+
+    def __init__(
+        self,
+        repos: Iterable[DemoRepo] = (),
+        *,
+        faults: Iterable[Fault] = (),
+        latency: float = 0,
+        page_size: int = 1000,
+        cdn_ttl: float = 3600,
+        budgets: Mapping[str, int] = BUDGETS,
+        window: float = 300,
+        tokens: Mapping[str, Iterable[str]] | None = None,
+        one_request_headers: bool = True,
+        mirrors: int = 0,
+        port: int = 0,
+    ):
+        self.repos = {repo.name.lower(): repo for repo in repos}
+        self.page_size, self.cdn_ttl, self.latency, self.window = page_size, cdn_ttl, latency, window
+        self.budgets = dict(budgets)
+        self.tokens = {token: frozenset(names) for token, names in (tokens or {}).items()}
+        self.one_request_headers = one_request_headers
+        self.log: list[Served] = []
+        self.closing = threading.Event()
+        self._lock = threading.Lock()
+        self._faults: list[Fault] = []
+        self._struck: Counter[int] = Counter()
+        self._spent: dict[tuple[str, str | None], tuple[float, int]] = {}
+        self._signed: dict[str, tuple[str, Content, float]] = {}
+        self.set_fault(*faults)
+        answers: dict[str, Answer] = {"hub": self._answer_hub, "cdn": self._answer_cdn}
+        answers |= {name: self._answer_mirror(name) for name in (f"mirror{number}" for number in range(mirrors))}
+        self._servers = {
+            name: _Server(name, port if name == "hub" else 0, self, answer) for name, answer in answers.items()
+        }
+
+    @property
+    def endpoint(self) -> str:
+        return self._servers["hub"].url
+
+    @property
+    def cdn(self) -> str:
+        return self._servers["cdn"].url
+
+    @property
+    def mirrors(self) -> list[str]:
+        return [server.url for name, server in self._servers.items() if name.startswith("mirror")]
+
+    @property
+    def counts(self) -> dict[str, Traffic]:
+        """Requests and body bytes by route: info tree refs commits paths_info list headers raw resolve cache cdn
+        mirror0... other."""
+        with self._lock:
+            log = list(self.log)
+        routes = {line.route for line in log}
+        return {
+            route: Traffic(sum(1 for s in log if s.route == route), sum(s.body_bytes for s in log if s.route == route))
+            for route in sorted(routes)
+        }
+
+    def requests_to(self, origin: str) -> int:
+        """Requests one origin (hub, cdn, mirror0...) has answered, redirect hops counted."""
+        with self._lock:
+            return sum(1 for line in self.log if line.origin == origin)
+
+    def reset(self) -> None:
+        """Forgets the log and the rate-limit windows."""
+        with self._lock:
+            self.log.clear()
+            self._spent.clear()
+
+    def add(self, repo: DemoRepo) -> DemoRepo:
+        self.repos[repo.name.lower()] = repo
+        return repo
+
+    def set_fault(self, *faults: Fault) -> None:
+        """The faults from now on; none clears them."""
+        with self._lock:
+            self._faults = list(faults)
+            self._struck.clear()
+
+    def expire_urls(self) -> None:
+        """Every signed URL handed out so far is refused from now on."""
+        with self._lock:
+            self._signed.clear()
+
+    def __enter__(self) -> DemoHub:
+        for server in self._servers.values():
+            threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.closing.set()
+        for server in self._servers.values():
+            server.shutdown()
+            server.server_close()
+
+    # What the three kinds of origin answer.
+
+    def _answer_hub(self, request: Request) -> Response:
+        bucket = demoapi.bucket(request.path)
+        left, reset = self._spend(bucket, request.token)
+        response = demoapi.answer(self, request) if left >= 0 else Response(429, body=b"Too many requests", route="api")
+        response.headers |= {
+            "RateLimit": f'"{bucket}";r={max(left, 0)};t={reset}',
+            "RateLimit-Policy": f'"fixed window";"{bucket}";q={self.budgets[bucket]};w={int(self.window)}',
+        }
+        return response
+
+    def _answer_cdn(self, request: Request) -> Response:
+        signature = request.first("Signature")
+        with self._lock:
+            subject, content, expires = self._signed.get(signature, ("", None, 0.0))
+        about: dict[str, Any] = {"route": "cdn", "subject": subject}
+        if "authorization" in request.headers:
+            return Response(400, body=b"<Error><Code>InvalidArgument</Code>"
+                            b"<Message>Only one auth mechanism allowed</Message></Error>", **about)  # fmt: skip
+        if content is None or time.time() >= expires:
+            return Response(403, {"Content-Type": "application/xml"},
+                            b"<Error><Code>AccessDenied</Code><Message>Request has expired</Message></Error>",
+                            **about)  # fmt: skip
+        # The CDN's ETag looks like a sha256 and is none: the Hub's is of the Xet file, and so is this one's kind.
+        return Response(200, {"ETag": f'"{xet_hash(content)}"'}, file=content, **about)
+
+    def _answer_mirror(self, name: str) -> Answer:
+        def answer(request: Request) -> Response:
+            asked = demoapi.parse_resolve(request.path)
+            repo = self.repos.get(asked.repo.lower()) if asked else None
+            commit = repo.find(asked.revision) if asked and repo and not repo.missing else None
+            if asked is None or commit is None or asked.path not in commit.files:
+                return Response(404, body=b"not found", route=name)
+            return Response(file=commit.files[asked.path], route=name, subject=f"{asked.repo}/{asked.path}")
+
+        return answer
+
+    def sign(self, subject: str, path: str, content: Content) -> str:
+        """A CDN URL for these bytes that lives for `cdn_ttl` seconds."""
+        expires = time.time() + self.cdn_ttl
+        signature = hashlib.sha256(f"{subject} {expires} {os.urandom(8).hex()}".encode()).hexdigest()
+        with self._lock:
+            self._signed[signature] = (subject, content, expires)
+        name = quote(f"inline; filename=\"{path.rpartition('/')[2]}\";", safe="")
+        query = urlencode({"X-Amz-Expires": int(self.cdn_ttl), "Expires": int(expires), "Signature": signature})
+        return f"{self.cdn}/xet-bridge/{xet_hash(content)}?response-content-disposition={name}&{query}"
+
+    def _spend(self, bucket: str, token: str | None) -> tuple[int, int]:
+        """(requests left after this one, seconds to the next window); negative when the budget was spent."""
+        now = time.monotonic()
+        with self._lock:
+            since, used = self._spent.get((bucket, token), (now, 0))
+            if now - since >= self.window:
+                since, used = now, 0
+            used += 1
+            self._spent[bucket, token] = (since, used)
+        return self.budgets[bucket] - used, max(1, round(since + self.window - now))
+
+    # Delivery, with what is wrong with it.
+
+    def strike(self, route: str, subject: str) -> list[Fault]:
+        """The faults that strike this request; each uses up one of its `times`."""
+        struck = []
+        with self._lock:
+            for number, fault in enumerate(self._faults):
+                if fault.strikes(route, subject) and (fault.times is None or self._struck[number] < fault.times):
+                    self._struck[number] += 1
+                    struck.append(fault)
+        return struck
+
+    def deliver(self, connection: socket.socket, origin: str, request: Request, response: Response) -> bool:
+        """Sends the answer; whether the connection can carry another request."""
+        faults = self.strike(response.route, response.subject)
+        for fault in faults:
+            response = _misanswer(fault, request, response)
+        if self.closing.wait(self.latency + sum(f.seconds for f in faults if f.kind is Kind.SLOW)):
+            return False
+        if any(fault.kind is Kind.NEVER for fault in faults):
+            self.closing.wait()
+            return False
+        response, start, stop = _ranged(request, response, {fault.kind for fault in faults})
+        head = "".join(f"{name}: {value}\r\n" for name, value in response.headers.items())
+        status = f"HTTP/1.1 {response.status} {HTTPStatus(response.status).phrase}\r\n"
+        sent = 0
+        try:
+            if response.file is None:
+                body = b"" if request.method == "HEAD" else response.body
+                connection.sendall((status + head + "\r\n").encode() + body)
+                sent = len(body)
+            else:
+                connection.sendall((status + head + "\r\n").encode())
+                if request.method != "HEAD":
+                    sent = self._send_file(connection, response.file, start, stop, faults)
+        except OSError:
+            return False
+        finally:
+            with self._lock:
+                self.log.append(Served(
+                    origin, response.route, request.method, request.target, request.headers.get("range"),
+                    request.headers.get("authorization"), request.headers.get("accept-encoding"), response.status,
+                    sent))  # fmt: skip
+        whole = request.method == "HEAD" or response.file is None or sent == stop - start
+        return whole and "Content-Length" in response.headers
+
+    def _send_file(self, connection: socket.socket, file: Content, start: int, stop: int, faults: list[Fault]) -> int:
+        """Body bytes sent of [start, stop)."""
+        for fault in faults:
+            if fault.kind is Kind.SHIFTED:
+                start, stop = start + 1, stop + 1
+        end = min([stop, *(start + f.after_bytes for f in faults if f.kind in (Kind.STALL, Kind.CUT))])
+        rate = min((f.bytes_per_second for f in faults if f.kind is Kind.RATE), default=None)
+        wrong = [f.after_bytes for f in faults if f.kind is Kind.FLIP]
+        if file.path is not None and rate is None and not wrong:
+            with file.path.open("rb") as source:
+                at = start
+                while at < end:
+                    at += os.sendfile(connection.fileno(), source.fileno(), at, end - at)
+        else:
+            for piece in _flipped(file.pieces(start, end), start, wrong):
+                for part in _paced(piece, rate, self.closing):
+                    connection.sendall(part)
+        if any(fault.kind is Kind.STALL for fault in faults):
+            self.closing.wait()
+        return end - start
+
+
+def xet_hash(content: Content) -> str:
+    return hashlib.sha256(b"xet" + content.sha256.encode()).hexdigest()
+
+
+def _flipped(pieces: Iterator[memoryview | bytes], start: int, wrong: list[int]) -> Iterator[memoryview | bytes]:
+    """The pieces of a file from `start` on, with the lowest bit of these bytes of the file the other way round."""
+    for piece in pieces:
+        stop = start + len(piece)
+        if here := [at - start for at in wrong if start <= at < stop]:
+            changed = bytearray(piece)
+            for at in here:
+                changed[at] ^= 1
+            piece = bytes(changed)
+        yield piece
+        start = stop
+
+
+def _paced(piece: memoryview | bytes, rate: float | None, closing: threading.Event) -> Iterator[memoryview | bytes]:
+    """The piece in parts a twentieth of a second apart, or one a byte where that is slower."""
+    if rate is None:
+        yield piece
+        return
+    step = max(1, int(rate / 20))
+    for at in range(0, len(piece), step):
+        yield piece[at : at + step]
+        if closing.wait(step / rate):
+            return
+
+
+def _misanswer(fault: Fault, request: Request, response: Response) -> Response:
+    """The answer with what the fault does to its status, headers and body."""
+    extra = {name: value.replace("{target}", request.target) for name, value in fault.headers}
+    if fault.kind is Kind.STATUS:
+        kept = {name: value for name, value in response.headers.items() if name.startswith("RateLimit")}
+        if fault.status == 429 and fault.seconds:
+            bucket = demoapi.bucket(request.path)
+            kept["RateLimit"] = f'"{bucket}";r=0;t={int(fault.seconds)}'
+        return replace(response, status=fault.status, headers=kept | extra, file=None, body=b"fault")
+    if fault.kind is Kind.REDIRECT:
+        location = fault.location.replace("{target}", request.target)
+        return replace(response, status=fault.status, headers={"Location": location}, file=None, body=b"moved")
+    if fault.kind is Kind.SET_HEADERS:
+        return replace(response, headers=response.headers | extra)
+    if fault.kind is Kind.DROP_HEADERS:
+        return replace(response, omit=response.omit | {name.lower() for name, _ in fault.headers})
+    if fault.kind is Kind.GZIP:
+        body = response.body if response.file is None else b"".join(response.file.pieces(0, response.file.size))
+        return replace(response, headers=response.headers | {"Content-Encoding": "gzip"}, file=None,
+                       body=gzip.compress(body, 1))  # fmt: skip
+    return response
+
+
+def _ranged(request: Request, response: Response, kinds: set[Kind]) -> tuple[Response, int, int]:
+    """The answer with its length and range headers, and the half-open range of the file it carries."""
+    file, headers = response.file, dict(response.headers)
+    status, start, stop = response.status, 0, file.size if file else len(response.body)
+    asked = request.headers.get("range", "")
+    if file is not None and status == 200 and asked.startswith("bytes=") and Kind.IGNORE_RANGE not in kinds:
+        first, _, last = asked[6:].partition("-")
+        start, stop = (int(first), min(int(last) + 1, file.size) if last else file.size) if first else (
+            max(0, file.size - int(last)), file.size)  # fmt: skip
+        if start >= file.size or start >= stop:
+            headers |= {"Content-Range": f"bytes */{file.size}", "Content-Length": "0"}
+            return replace(response, status=416, headers=headers, file=None, body=b""), 0, 0
+        if Kind.WRONG_RANGE in kinds:
+            start += 1
+        status = 206
+        headers["Content-Range"] = f"bytes {start}-{stop - 1}/{file.size}"
+    if file is not None:
+        headers.setdefault("Accept-Ranges", "bytes")
+    headers.setdefault("Content-Length", str(stop - start))
+    headers = {name: value for name, value in headers.items() if name.lower() not in response.omit}
+    if "Content-Length" not in headers:
+        headers["Connection"] = "close"
+    return replace(response, status=status, headers=headers), start, stop
+
+
+class _Connection(socketserver.StreamRequestHandler):
+    """One client connection: requests one after the other until either side closes."""
+
+    server: _Server
+    disable_nagle_algorithm = True
+
+    def handle(self) -> None:
+        with contextlib.suppress(OSError, ValueError):  # a client that went away, or does not speak HTTP
+            while (request := self._read()) is not None:
+                answer = self.server.answer(request)
+                if not self.server.hub.deliver(self.connection, self.server.name, request, answer):
+                    break
+
+    def _read(self) -> Request | None:
+        line = self.rfile.readline(65536).decode("latin-1")
+        if not line.strip():
+            return None
+        method, target, _ = line.split(" ", 2)
+        headers = {}
+        while (line := self.rfile.readline(65536).decode("latin-1")).strip():
+            name, _, value = line.partition(":")
+            headers[name.strip().lower()] = value.strip()
+        body = self.rfile.read(int(headers.get("content-length", 0)))
+        return Request(method, target, headers, body)
+
+
+class _Server(socketserver.ThreadingTCPServer):
+    """One origin: a thread a connection; closing it ends them all."""
+
+    daemon_threads = True
+    block_on_close = False
+    allow_reuse_address = True
+    request_queue_size = 256
+
+    def __init__(self, name: str, port: int, hub: DemoHub, answer: Answer):
+        super().__init__(("127.0.0.1", port), _Connection)
+        self.name, self.hub, self.answer = name, hub, answer
+        self._open: set[socket.socket] = set()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_address[1]}"
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        self._open.add(request)
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:
+        self._open.discard(request)
+        super().shutdown_request(request)
+
+    def server_close(self) -> None:
+        super().server_close()
+        for connection in list(self._open):
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
