@@ -43,7 +43,7 @@ class TensorGroup(NamedTuple):
     @property
     def copies(self) -> int:
         """How many tensors the group stands for."""
-        return prod((len(_numbers(part)) for part in _BRACES.findall(self.pattern)), start=1)
+        return prod(map(len, self._ranges()), start=1)
 
     @property
     def bytes_each(self) -> int:
@@ -55,21 +55,25 @@ class TensorGroup(NamedTuple):
         return self.copies * self.bytes_each
 
     def names(self) -> Iterator[str]:
-        """Every tensor name, the last number counting fastest."""
-        parts = _BRACES.split(self.pattern)
-        ranges = [_numbers(part) for part in parts[1::2]]
-        literals = parts[0::2]
+        """Every tensor name, the last number counting fastest. Raises BadInput for braces that hold no numbers."""
+        literals, ranges = _parse(self.pattern)
         for numbers in product(*ranges):
             yield literals[0] + "".join(f"{n}{text}" for n, text in zip(numbers, literals[1:], strict=True))
 
     def numbers(self, position: int) -> list[int]:
         """The numbers the brace at `position` (from 0) runs over."""
-        return _numbers(_BRACES.findall(self.pattern)[position])
+        return self._ranges()[position]
+
+    def _ranges(self) -> list[list[int]]:
+        return _parse(self.pattern)[1]
 
 
-_BRACES = re.compile(r"\{([0-9,\-]+)\}")
 # A whole name component, or the part number of an n-gram table shard; no leading zeros, so that names round-trip.
-_NUMBER = re.compile(r"(?<![^.])(?:0|[1-9][0-9]*)(?![^.])|(?<=shard_)(?:0|[1-9][0-9]*)(?![0-9])")
+_NUMBER = re.compile(r"(?:(?<![^.])|(?<=shard_))(0|[1-9][0-9]{0,8})(?![^.])")
+# Braces of a name itself are doubled, as in Python's format strings.
+_TOKEN = re.compile(r"\{\{|\}\}|\{([0-9,\-]+)\}|[^{}]+|.", re.DOTALL)
+MOST_COPIES = 100_000_000
+"""More tensors than any checkpoint has; a pattern beyond it is a mistake or an attack."""
 
 
 def tensor_bytes(dtype: str, shape: tuple[int, ...]) -> int:
@@ -78,11 +82,12 @@ def tensor_bytes(dtype: str, shape: tuple[int, ...]) -> int:
 
 
 def fold(tensors: Iterable[tuple[str, str, tuple[int, ...]]]) -> list[TensorGroup]:
-    """The fewest groups of the form above that stand for exactly these (name, dtype, shape); sorted by pattern."""
+    """(name, dtype, shape) triples as groups, sorted by pattern: `expand` gives back exactly the same set."""
     families: dict[tuple[tuple[str, ...], str, tuple[int, ...]], set[tuple[int, ...]]] = {}
     for name, dtype, shape in tensors:
-        numbers = tuple(int(n) for n in _NUMBER.findall(name))
-        families.setdefault((tuple(_NUMBER.split(name)), dtype, shape), set()).add(numbers)
+        parts = _NUMBER.split(name)
+        literals, numbers = tuple(parts[::2]), tuple(map(int, parts[1::2]))
+        families.setdefault((literals, dtype, shape), set()).add(numbers)
     groups = [
         TensorGroup(_spell(literals, ranges), dtype, shape)
         for (literals, dtype, shape), members in families.items()
@@ -108,13 +113,28 @@ def _products(members: set[tuple[int, ...]]) -> list[tuple[tuple[int, ...], ...]
     by_tail: dict[frozenset[tuple[int, ...]], list[int]] = {}
     for first, rests in tails.items():
         by_tail.setdefault(frozenset(rests), []).append(first)
-    return [
-        (tuple(sorted(firsts)), *ranges) for rests, firsts in by_tail.items() for ranges in _products(set(rests))
-    ]
+    return [(tuple(sorted(firsts)), *ranges) for rests, firsts in by_tail.items() for ranges in _products(set(rests))]
 
 
 def _spell(literals: tuple[str, ...], ranges: tuple[tuple[int, ...], ...]) -> str:
-    return literals[0] + "".join(f"{{{_spell_numbers(r)}}}{text}" for r, text in zip(ranges, literals[1:], strict=True))
+    first, *rest = (text.replace("{", "{{").replace("}", "}}") for text in literals)
+    return first + "".join(f"{{{_spell_numbers(r)}}}{text}" for r, text in zip(ranges, rest, strict=True))
+
+
+def _parse(pattern: str) -> tuple[list[str], list[list[int]]]:
+    """The literal texts of a pattern and, between each two, the numbers of a brace. Raises BadInput."""
+    literals, ranges = [""], []
+    for token in _TOKEN.finditer(pattern):
+        if token[1] is not None:
+            ranges.append(_numbers(token[1]))
+            literals.append("")
+        elif token[0] in "{}":
+            raise BadInput(f"tensor pattern {pattern!r:.200}: expected {{{{ for a brace of the name, got {token[0]}")
+        else:
+            literals[-1] += token[0][0] if token[0] in ("{{", "}}") else token[0]
+    if prod(map(len, ranges), start=1) > MOST_COPIES:
+        raise BadInput(f"tensor pattern {pattern!r:.200}: expected at most {MOST_COPIES} tensors, got more")
+    return literals, ranges
 
 
 def _spell_numbers(numbers: tuple[int, ...]) -> str:
@@ -128,11 +148,12 @@ def _spell_numbers(numbers: tuple[int, ...]) -> str:
 
 
 def _numbers(text: str) -> list[int]:
+    """The numbers of `0-47,50`, in the order written."""
     found: list[int] = []
     for part in text.split(","):
-        low, _, high = part.partition("-")
-        try:
-            found.extend(range(int(low), int(high or low) + 1))
-        except ValueError:
-            raise BadInput(f"tensor pattern {{{text}}}: expected numbers and ranges such as {{0-47,50}}") from None
+        match = re.fullmatch(r"([0-9]{1,9})(?:-([0-9]{1,9}))?", part)
+        low, high = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
+        if high < low or len(found) + high - low >= MOST_COPIES:
+            raise BadInput(f"tensor pattern {{{text:.80}}}: expected numbers and ranges such as {{0-47,50}}")
+        found.extend(range(low, high + 1))
     return found
