@@ -1,0 +1,275 @@
+"""Every gate, as data: what it needs, what it decides by, which policy keys it obeys, and the question itself.
+
+This module holds the table and the gates that ask the page, the tree and the config; `contents` those that ask headers.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from formulas.units import human
+
+from . import contents
+from .chain import CONFIG_FILES, Criteria, Evidence, Gate, Known
+from .findings import Answer, Source, among, note, passed, reject, some, unknown
+
+_PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
+_OTHER_WEIGHTS = {".gguf": "GGUF", ".onnx": "ONNX", ".h5": "Keras", ".msgpack": "Flax", ".npz": "NumPy"}
+_NUMBERED = re.compile(r"(?P<stem>.*)-(?P<part>\d{4,6})-of-(?P<parts>\d{4,6})\.safetensors")
+
+# INFO: what the Hub says of the repo
+
+
+def access(known: Known, criteria: Criteria) -> Iterator[Answer]:
+    page = known.page
+    if page is None:
+        return
+    if page.gated and criteria.policy.gated == "deny":
+        yield reject("access has to be requested, and the policy refuses that", page.gated, "open")
+    elif page.gated:
+        yield note("access to the files has to be requested on the repo's page", page.gated)
+    else:
+        yield passed("private, readable with this token" if page.private else "public", "open")
+
+
+def licence(known: Known, criteria: Criteria) -> Iterator[Answer]:
+    stated = known.page.licence if known.page else None
+    yield from among("licence", stated and [stated], criteria.policy.licences, criteria.policy.deny_licences)
+
+
+def age(known: Known, criteria: Criteria) -> Iterator[Answer]:
+    policy = criteria.policy
+    limits = []
+    if policy.changed_after is not None:
+        limits.append(datetime.combine(policy.changed_after, datetime.min.time(), UTC))
+    if policy.max_age_days is not None:
+        limits.append(criteria.now - timedelta(days=policy.max_age_days))
+    if not limits:
+        return
+    limit = max(limits)
+    changed = known.page.last_modified if known.page else None
+    if changed is None:
+        yield unknown("the time of the last change is not stated", None, limit.isoformat())
+        return
+    answer = passed if changed >= limit else reject
+    yield answer(f"last change {changed:%Y-%m-%d}, wanted {limit:%Y-%m-%d} or later",
+                 changed.isoformat(), limit.isoformat())  # fmt: skip
+
+
+def scan(known: Known, criteria: Criteria) -> Iterator[Answer]:
+    page, wanted = known.page, criteria.policy.scan
+    if wanted == "ignore":
+        return
+    if page and page.unsafe_files:
+        yield reject(f"the Hub's security scan flags {some(list(page.unsafe_files))}", list(page.unsafe_files), wanted)
+    elif page and page.scan_done:
+        yield passed("the Hub's security scan is finished and flags nothing", "clean", wanted)
+    elif wanted == "clean":
+        yield unknown("no finished security scan is stated", None, wanted)
+
+
+# TREE: every file, its size and digest
+
+
+def safetensors(known: Known, criteria: Criteria) -> Iterator[Answer]:
+    if known.weights:
+        yield passed(f"{len(known.weights)} safetensors files", len(known.weights))
+        return
+    paths = [entry.path for entry in known.tree.entries] if known.tree else []
+    pickles = [path for path in paths if path.lower().endswith(_PICKLES)]
+    others = sorted({kind for path in paths for end, kind in _OTHER_WEIGHTS.items() if path.lower().endswith(end)})
+    if pickles:
+        yield reject(f"only pickle weights, which run code when loaded: {some(pickles)}", pickles, "safetensors")
+    elif others:
+        yield reject(f"only {' and '.join(others)} weights", others, "safetensors")
+    else:
+        yield reject("no weight files at all", [], "safetensors")
+
+
+def numbering(known: Known, criteria: Criteria) -> Iterator[Answer]:
+    """Shards `-00003-of-00012`: each number of each set is there exactly once."""
+    sets: dict[tuple[str, str], set[int]] = defaultdict(set)
+    for path in known.weights:
+        if match := _NUMBERED.fullmatch(path):
+            sets[match["stem"], match["parts"]].add(int(match["part"]))
+    complete = True
+    for (stem, parts), found in sorted(sets.items()):
+        # Parts count from 1 nearly everywhere and from 0 in a few conversions.
+        first = 0 if 0 in found else 1
+        missing = [n for n in range(first, first + int(parts)) if n not in found]
+        if missing:
+            complete = False
+            lost = [f"{stem}-{n:0{len(parts)}}-of-{parts}.safetensors" for n in missing]
+            yield reject(f"{len(missing)} of {int(parts)} shards are missing: {some(lost)}", len(found), int(parts))
+    if sets and complete:
+        yield passed("every numbered shard is there", sum(map(len, sets.values())))
+
+
+def size(known: Known, criteria: Criteria) -> Iterator[Answer]:
+    low, high = criteria.policy.min_size, criteria.policy.max_size
+    total = known.facts.file_bytes if known.facts else None
+    if low is None and high is None:
+        return
+    if total is None:
+        yield unknown("the size of the weights is not known", None, {"min": low, "max": high})
+    elif low is not None and total < low:
+        yield reject(f"weights take {human(total)}, less than {human(low)}", total, low)
+    elif high is not None and total > high:
+        yield reject(f"weights take {human(total)}, more than {human(high)}", total, high)
+    else:
+        yield passed(f"weights take {human(total)}", total, {"min": low, "max": high})
+
+
+def duplicate(known: Known, criteria: Criteria) -> Iterator[Answer]:
+    twin = known.twin
+    if twin is None:
+        return
+    if not twin.identical:
+        yield note(f"the weights are byte for byte those of {twin.name}; its config differs", twin.name)
+    elif not twin.readable:
+        yield note(f"byte for byte the same checkpoint as {twin.name}, which cannot be read", twin.name)
+    elif criteria.policy.duplicates == "drop":
+        yield reject(f"byte for byte the same checkpoint as {twin.name}", twin.name, "one copy")
+    else:
+        yield note(f"byte for byte the same checkpoint as {twin.name}", twin.name)
+
+
+def names(known: Known, criteria: Criteria) -> Iterator[Answer]:
+    """Paths that are one file where the file system folds case."""
+    folded: dict[str, list[str]] = defaultdict(list)
+    for entry in known.tree.entries if known.tree else ():
+        folded[entry.path.casefold()].append(entry.path)
+    for paths in folded.values():
+        if len(paths) > 1:
+            yield note(f"{' and '.join(paths)} differ by case only; they are one file where case is folded", paths)
+
+
+# CONFIG: config.json, hf_quant_config.json, the index
+
+
+def config(known: Known, criteria: Criteria) -> Iterator[Answer]:
+    bundle = known.bundle
+    if bundle is None:
+        return
+    for path, problem in sorted(bundle.broken.items()):
+        answer = unknown if path in CONFIG_FILES else note
+        yield answer(f"{path}: {problem}; what it says is not known", None)
+    if "config.json" in bundle.files:
+        yield passed("config.json is readable", "config.json")
+    elif "config.json" not in bundle.broken:
+        yield unknown("the repo has no config.json; architecture and declared quantisation are not known", None)
+
+
+def twin_config(known: Known, criteria: Criteria) -> Iterator[Answer]:
+    if known.bundle is None or known.twin_bundle is None or known.twin is None:
+        return
+    ours, theirs = (_flat({path: b.files.get(path, {}) for path in CONFIG_FILES})
+                    for b in (known.bundle, known.twin_bundle))  # fmt: skip
+    differing = sorted(key for key in ours.keys() | theirs.keys() if ours.get(key) != theirs.get(key))
+    changes = {key: {"here": ours.get(key), "there": theirs.get(key)} for key in differing}
+    if differing:
+        yield note(f"same weights as {known.twin.name}; config keys that differ: {some(differing)}", changes)
+    else:
+        yield note(f"same weights as {known.twin.name}; the configs differ in spelling only", {})
+
+
+def _flat(value: Mapping[str, Any], path: str = "") -> dict[str, Any]:
+    """Nested keys as dotted paths to what is not a mapping."""
+    found: dict[str, Any] = {}
+    for key, item in value.items():
+        if isinstance(item, Mapping) and item:
+            found |= _flat(item, f"{path}{key}.")
+        else:
+            found[f"{path}{key}"] = item
+    return found
+
+
+def architecture(known: Known, criteria: Criteria) -> Iterator[Answer]:
+    policy, facts = criteria.policy, known.facts
+    seen = facts.architecture if facts else None
+    yield from among("architecture", seen and [seen], policy.architectures, policy.deny_architectures)
+
+
+def model_type(known: Known, criteria: Criteria) -> Iterator[Answer]:
+    policy, facts = criteria.policy, known.facts
+    seen = facts.model_type if facts else None
+    yield from among("model_type", seen and [seen], policy.model_types, policy.deny_model_types)
+
+
+def remote_code(known: Known, criteria: Criteria) -> Iterator[Answer]:
+    stated = known.bundle.files.get("config.json") if known.bundle else None
+    if stated is None:
+        if criteria.policy.remote_code == "deny":
+            yield unknown("whether code from the repo is needed is not known", None, "none")
+        return
+    mapped = stated.get("auto_map")
+    if not mapped:
+        if criteria.policy.remote_code == "deny":
+            yield passed("config.json names no code of the repo", [], "none")
+        return
+    classes = sorted(str(key) for key in mapped) if isinstance(mapped, Mapping) else [str(mapped)]
+    answer = reject if criteria.policy.remote_code == "deny" else note
+    yield answer(f"config.json asks for code from the repo (auto_map: {some(classes)})", classes, "none")
+
+
+def method(known: Known, criteria: Criteria) -> Iterator[Answer]:
+    stated = known.bundle.files.get("config.json") if known.bundle else None
+    quantization = known.facts.quantization if known.facts else None
+    seen = (quantization and quantization.method) or ("none" if stated is not None else None)
+    yield from among("quantisation method", seen and [seen], criteria.policy.methods, criteria.policy.deny_methods)
+
+
+def index_files(known: Known, criteria: Criteria) -> Iterator[Answer]:
+    """Files that an index names and the tree does not have."""
+    if known.bundle is None or known.tree is None:
+        return
+    paths = {entry.path for entry in known.tree.entries}
+    for path, index in sorted(known.bundle.files.items()):
+        mapped = index.get("weight_map")
+        if not path.endswith(".safetensors.index.json") or not isinstance(mapped, Mapping):
+            continue
+        folder = path.rpartition("/")[0]
+        shards = {f"{folder}/{file}" if folder else file for file in mapped.values() if isinstance(file, str)}
+        if missing := sorted(shards - paths):
+            text = f"{len(missing)} of {len(shards)} shards named by {path} are missing: {some(missing)}"
+            yield reject(text, len(shards) - len(missing), len(shards), source=Source.TREE)
+
+
+def declared_experts(known: Known, criteria: Criteria) -> Iterator[Answer]:
+    """A config that says itself that experts were removed costs no header."""
+    declared = known.facts.experts.declared if known.facts and known.facts.experts else None
+    wanted = criteria.policy.experts
+    if wanted is not None and declared is not None and declared != wanted:
+        yield reject(contents.pruned(declared, wanted), declared, wanted)
+
+
+INFO, TREE, CONFIG = Evidence.INFO, Evidence.TREE, Evidence.CONFIG
+
+GATES: tuple[Gate, ...] = (
+    Gate("access", INFO, Source.API, access, "the repo exists, is not disabled, and may be read", ("gated",)),
+    Gate("licence", INFO, Source.CARD, licence, "the licence its card states", ("licences", "deny_licences")),
+    Gate("age", INFO, Source.API, age, "the time of the last change", ("changed_after", "max_age_days")),
+    Gate("scan", INFO, Source.API, scan, "the Hub's security scan", ("scan",)),
+    Gate("safetensors", TREE, Source.TREE, safetensors, "the file list: safetensors, not only pickle or GGUF"),
+    Gate("numbering", TREE, Source.TREE, numbering, "the shard numbers in the file names"),
+    Gate("size", TREE, Source.TREE, size, "bytes of the weight files", ("min_size", "max_size")),
+    Gate("duplicate", TREE, Source.TREE, duplicate, "digests of weights and configs, against earlier rows",
+         ("duplicates",)),
+    Gate("names", TREE, Source.TREE, names, "paths that differ by case only"),
+    Gate("config", CONFIG, Source.CONFIG, config, "config.json is there and is JSON"),
+    Gate("twin-config", CONFIG, Source.CONFIG, twin_config, "the config of an earlier row with the same weights"),
+    Gate("architecture", CONFIG, Source.CONFIG, architecture, "config.json: architectures",
+         ("architectures", "deny_architectures")),
+    Gate("model-type", CONFIG, Source.CONFIG, model_type, "config.json: model_type",
+         ("model_types", "deny_model_types")),
+    Gate("remote-code", CONFIG, Source.CONFIG, remote_code, "config.json: auto_map", ("remote_code",)),
+    Gate("method", CONFIG, Source.CONFIG, method, "config.json or hf_quant_config.json: quantisation method",
+         ("methods", "deny_methods")),
+    Gate("declared-experts", CONFIG, Source.CONFIG, declared_experts, "config.json: experts a layer", ("experts",)),
+    Gate("index-files", CONFIG, Source.CONFIG, index_files, "the files an index names, against the tree"),
+    *contents.GATES,
+)  # fmt: skip

@@ -1,0 +1,97 @@
+"""What a user wants of a checkpoint: a flat table of keys, from a TOML file, each of them also a flag."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from datetime import date
+from difflib import get_close_matches
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, ValidationError
+
+from formulas.errors import BadInput
+from formulas.facts import Document
+from formulas.units import parse_size
+
+
+def _words(value: Any) -> Any:
+    """A list as TOML has it, or the words of a flag separated by commas."""
+    return tuple(word.strip() for word in value.split(",") if word.strip()) if isinstance(value, str) else value
+
+
+def _bytes(value: Any) -> Any:
+    try:
+        return parse_size(value) if isinstance(value, str) else value
+    except BadInput as error:
+        raise ValueError(error.message) from None  # the form in which pydantic adds the key
+
+
+Words = Annotated[tuple[str, ...] | None, BeforeValidator(_words)]
+Bytes = Annotated[int | None, BeforeValidator(_bytes), Field(ge=0)]
+Permit = Literal["allow", "deny"]
+
+
+class Policy(Document):
+    """Every key, its default, and what it asks. Words may hold `*`: `fp8*` is every FP8 format."""
+
+    licences: Words = Field(None, description="licences allowed, as the card spells them")
+    deny_licences: Words = Field(None, description="licences refused")
+    changed_after: date | None = Field(None, description="last change on this day or later (YYYY-MM-DD)")
+    max_age_days: int | None = Field(None, ge=0, description="last change at most so many days ago")
+    gated: Permit = Field("allow", description="repos that ask for an access request")
+    scan: Literal["ignore", "not-unsafe", "clean"] = Field(
+        "not-unsafe", description="the Hub's security scan: not-unsafe refuses what it flags, clean wants it finished"
+    )
+    min_size: Bytes = Field(None, description="weight files take at least so much, as 20GiB")
+    max_size: Bytes = Field(None, description="weight files take at most so much, as 140GiB")
+    duplicates: Literal["drop", "keep"] = Field("drop", description="byte-identical copies of an earlier candidate")
+    architectures: Words = Field(None, description="architectures allowed")
+    deny_architectures: Words = Field(None, description="architectures refused")
+    model_types: Words = Field(None, description="model types allowed")
+    deny_model_types: Words = Field(None, description="model types refused")
+    remote_code: Permit = Field("allow", description="checkpoints that need code from their repo")
+    methods: Words = Field(None, description="quantisation methods allowed; none = not quantised")
+    deny_methods: Words = Field(None, description="quantisation methods refused")
+    formats: Words = Field(None, description="weight formats allowed: nvfp4, fp8_block128, mxfp4, int4*, bf16")
+    deny_formats: Words = Field(None, description="weight formats refused")
+    dtypes: Words = Field(None, description="dtypes allowed in the main stack: BF16, U8, F8_E4M3")
+    deny_dtypes: Words = Field(None, description="dtypes refused in the main stack")
+    experts: int | None = Field(None, ge=0, description="experts a layer the full model has; fewer is a pruned model")
+    mtp: Literal["any", "required", "forbidden"] = Field("any", description="tensors of the MTP head (the drafter)")
+    mtp_dtypes: Words = Field(None, description="dtypes allowed in the MTP head")
+    max_mtp: Bytes = Field(None, description="the MTP head takes at most so much, as 6GiB")
+    ple_formats: Words = Field(None, description="formats allowed for the per-layer embedding table: fp8, bf16, none")
+    undeclared_table: Permit = Field("allow", description="an FP8 table whose config does not declare it")
+    unplaced: Permit = Field("deny", description="tensors or missing tensors that `--like` does not know")
+
+
+KEYS = tuple(Policy.model_fields)
+
+
+def parse_policy(text: str, *, name: str, flags: Mapping[str, Any]) -> Policy:
+    """The policy in a TOML text, each key overridden by the flag of that name where one was given.
+
+    Raises BadInput naming the key, what was expected, and for a misspelt key the nearest one.
+    """
+    try:
+        stated = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise BadInput(f"{name}: expected TOML, got something else ({error})") from None
+    for key in stated.keys() - Policy.model_fields.keys():
+        near = get_close_matches(key, KEYS, n=1)
+        hint = f"did you mean {near[0]}?" if near else f"the keys are {', '.join(KEYS)}"
+        raise BadInput(f"{name}: expected a policy key, got {key!r}; nothing was screened", hint=hint)
+    given = {key: value for key, value in flags.items() if value is not None}
+    try:
+        return Policy(**{**stated, **given})
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = str(first["loc"][0])
+        where = f"--{key.replace('_', '-')}" if key in given else f"{name}: {key}"
+        value = given.get(key, stated.get(key))
+        raise BadInput(f"{where}: expected {_expected(key)}, got {value!r} ({first['msg']})") from None
+
+
+def _expected(key: str) -> str:
+    return Policy.model_fields[key].description or key
