@@ -21,6 +21,7 @@ class Deployment(BaseModel):
     tp: int = Field(1, ge=1)
     pp: int = Field(1, ge=1)
     dp: int = Field(1, ge=1)
+    dcp: int = Field(1, ge=1)  # decode context parallel: ranks of a TP group that share a request's tokens
     expert_parallel: bool = False
     redundant_experts: int = Field(0, ge=0)  # EPLB's extra physical experts
     max_model_len: int | None = None

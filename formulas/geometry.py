@@ -55,6 +55,7 @@ class Recurrent(Part):
     groups: int | None = None
     state_size: int | None = None
     dt_rank: int | None = None
+    chunk_size: int | None = None  # tokens the scan kernel takes at once
     state_dtype: str | None = None  # of the recurrent state; None: the model's
 
 
@@ -275,6 +276,7 @@ def _recurrent(f: Fields) -> Recurrent:
         groups=f.integer("n_groups", "mamba_n_groups"),
         state_size=f.integer("ssm_state_size", "mamba_d_state", "state_size"),
         dt_rank=f.integer("mamba_dt_rank", "time_step_rank"),
+        chunk_size=f.integer("chunk_size", "mamba_chunk_size"),
         state_dtype=f.text("mamba_ssm_dtype", "mamba_ssm_cache_dtype"),
     )
 

@@ -125,7 +125,7 @@ _FULL, _SLIDING, _CHUNKED = Attention.FULL, Attention.SLIDING, Attention.CHUNKED
 _BY_NAME = {
     "full_attention": _FULL, "attention": _FULL, "global": _FULL, "full": _FULL, "hybrid": _FULL,
     "sliding_attention": _SLIDING, "sliding_window_attention": _SLIDING, "local": _SLIDING,
-    "chunked_attention": _CHUNKED, "indexed_attention": Attention.DSA,
+    "chunked_attention": _CHUNKED, "indexed_attention": Attention.DSA, "deepseek_sparse_attention": Attention.DSA,
 }  # fmt: skip
 _STATE_NAMES = {"linear_attention", "mamba", "mamba2", "conv", "kda", "gated_delta_net"}
 
@@ -367,9 +367,14 @@ def kv_heads(f: Fields) -> int | None:
 
 
 def _owns_indexer(f: Fields, index: int) -> bool:
-    """Layers marked `full` score tokens; `shared` ones reuse the choice. Without marks every layer scores."""
-    types = f.items("indexer_types")
-    return not (index < len(types) and types[index] == "shared")
+    """Layers marked `full` score tokens; `shared` ones reuse the choice (vllm 0.33.0 models/deepseek_v2.py:1142)."""
+    types, pattern = f.items("indexer_types"), f.text("index_topk_pattern")
+    if index < len(types):
+        return types[index] != "shared"
+    if pattern is not None:
+        return not (index < len(pattern) and pattern[index] == "S")
+    offset = f.integer("index_skip_topk_offset")
+    return max(index - (2 if offset is None else offset) + 1, 0) % (f.integer("index_topk_freq") or 1) == 0
 
 
 def ffn(f: Fields, index: int) -> Ffn:

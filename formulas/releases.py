@@ -1,0 +1,64 @@
+"""What the memory arithmetic of vLLM depends on and when it changed: one line a rule, the release that brought it.
+
+Source: the wheels 0.10.0 to 0.33.0 themselves (config/cache.py, engine/arg_utils.py, envs.py, config/vllm.py,
+v1/core/kv_cache_utils.py and kv_cache_planning.py, v1/kv_cache_interface.py, v1/worker/gpu_worker.py), compared release
+by release; the date of that reading is READ_ON.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from .deployment import Deployment, Version
+
+READ_ON = "2026-11-29"
+FIRST: Version = (0, 10, 0)
+LAST: Version = (0, 33, 0)
+
+
+class Rules(NamedTuple):
+    """How one release plans memory."""
+
+    utilization: float  # --gpu-memory-utilization where it is not given
+    graphs_estimated: bool  # CUDA graphs are estimated and taken off before the KV cache is sized
+    tokens_by_concurrency: bool  # "GPU KV cache size" is concurrency x max_model_len, not blocks x block size
+    in_flight_by_batches: bool  # windows also hold what every concurrent batch may have in flight
+    hybrid_prefix_caching: bool  # prefix caching is on by default for models with state layers
+    mamba_all_mode: bool  # with it, some families keep a state per block (mode "all")
+    group_ratio: float | None  # layer counts closer than this ratio form groups of the larger; None: of the smaller
+    null_block: bool  # the start-up check leaves out the block the pool never hands out
+    block_outermost: bool  # backends may ask for blocks that hold all layers' pages side by side
+    flashmla_default: bool  # MLA on Hopper runs FlashMLA, whose block is 64 tokens
+    large_card_batch: bool  # cards of 160 GiB and more batch 16,384 tokens
+    gb10_is_small: bool  # GB10 counts as a small card for batch defaults
+    profile_split_limit: bool  # the profile run, too, keeps blocks of 20 MiB and more whole
+    glm_dsa_fp8: bool  # GLM's sparse attention caches fp8 by itself on sm100
+
+
+def rules(release: Version) -> Rules:
+    """The rules of one engine release; releases outside FIRST to LAST get those of the nearest one."""
+    return Rules(
+        utilization=0.92 if release >= (0, 20, 0) else 0.9,
+        graphs_estimated=release >= (0, 20, 0),
+        tokens_by_concurrency=release >= (0, 21, 0),
+        in_flight_by_batches=release >= (0, 26, 0),
+        hybrid_prefix_caching=release >= (0, 26, 0),
+        mamba_all_mode=(0, 16, 0) <= release < (0, 28, 0),
+        group_ratio=1.5 if release >= (0, 18, 0) else 1.25 if release >= (0, 12, 0) else None,
+        null_block=release >= (0, 29, 0),
+        block_outermost=release >= (0, 29, 0),
+        flashmla_default=release < (0, 18, 0),
+        large_card_batch=release >= (0, 28, 0),
+        gb10_is_small=release >= (0, 33, 0),
+        profile_split_limit=release >= (0, 31, 0),
+        glm_dsa_fp8=release >= (0, 32, 0),
+    )
+
+
+def outside(deployment: Deployment) -> tuple[str, ...]:
+    """A reason when the engine is one these rules were not read from, else nothing."""
+    if deployment.engine != "vllm":
+        return (f"engine {deployment.engine}: only vllm is modelled",)
+    if FIRST <= deployment.release:
+        return ()
+    return (f"vllm {deployment.version}: releases before {'.'.join(map(str, FIRST))} are not modelled",)
