@@ -7,7 +7,7 @@ import pytest
 from screen.demohub import DemoHub
 
 
-@pytest.fixture()
+@pytest.fixture
 def hub():
     with contextlib.ExitStack() as running:
         yield lambda *repos, **options: running.enter_context(DemoHub(repos, **options))
