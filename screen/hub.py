@@ -41,6 +41,8 @@ _CONTENT_RANGE = re.compile(r"bytes\s+(\d+)-(\d+)/(\d+)")
 class Hub:
     """An endpoint. Threads may share it; `close` (or leaving its `with`) ends what is in flight."""
 
+    free = False
+
     def __init__(
         self, endpoint: str, *, token: str | None = None, limits: Limits | None = None,
         on_event: Callable[[Wait], None] = lambda event: None, user_agent: str = "checkpoint-toolkit",

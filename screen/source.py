@@ -51,6 +51,8 @@ class RepoInfo(NamedTuple):
 class Source(Protocol):
     """Where checkpoints are read from: a Hub, or a local folder."""
 
+    free: bool  # reading again costs nothing, so nothing read is kept; digests are claims, so none is relied on
+
     def resolve(self, repo: str, revision: str, cost: Cost) -> RepoInfo: ...
 
     def tree(self, repo: str, commit: str, cost: Cost) -> Tree: ...
