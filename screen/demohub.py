@@ -18,7 +18,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from http import HTTPStatus
 from typing import Any, NamedTuple
 from urllib.parse import quote, urlencode
@@ -26,15 +26,16 @@ from urllib.parse import quote, urlencode
 from . import demoapi
 from .demoapi import Request, Response
 from .demofaults import Fault, Kind
-from .demorepo import Content, DemoRepo
+from .demorepo import PIECE_BYTES, Content, DemoRepo
 
 BUDGETS = {"api": 6_000, "resolvers": 50_000, "pages": 600}  # requests per window: the Hub's Enterprise plan
 
 Answer = Callable[[Request], Response]
 
 
-class Served(NamedTuple):
-    """One line of the log: what was asked, by whom, and what it was given."""
+@dataclass
+class Served:
+    """One line of the log: what was asked, by whom, and what it was given. It is there before the answer is."""
 
     origin: str  # hub | cdn | mirror0...
     route: str
@@ -44,7 +45,7 @@ class Served(NamedTuple):
     authorization: str | None
     accept_encoding: str | None
     status: int
-    body_bytes: int
+    body_bytes: int = 0  # exact for an answer that was sent whole; else what the socket has taken
 
 
 class Traffic(NamedTuple):
@@ -239,47 +240,50 @@ class DemoHub:
         response, start, stop = _ranged(request, response, {fault.kind for fault in faults})
         head = "".join(f"{name}: {value}\r\n" for name, value in response.headers.items())
         status = f"HTTP/1.1 {response.status} {HTTPStatus(response.status).phrase}\r\n"
-        sent = 0
+        body = b"" if request.method == "HEAD" or response.file else response.body
+        line = Served(origin, response.route, request.method, request.target, request.headers.get("range"),
+                      request.headers.get("authorization"), request.headers.get("accept-encoding"), response.status,
+                      len(body))  # fmt: skip
+        with self._lock:
+            self.log.append(line)
         try:
-            if response.file is None:
-                body = b"" if request.method == "HEAD" else response.body
-                connection.sendall((status + head + "\r\n").encode() + body)
-                sent = len(body)
-            else:
-                connection.sendall((status + head + "\r\n").encode())
-                if request.method != "HEAD":
-                    sent = self._send_file(connection, response.file, start, stop, faults)
+            connection.sendall((status + head + "\r\n").encode() + body)
+            if response.file is not None and request.method != "HEAD":
+                self._send_file(connection, line, response.file, start, stop, faults)
+                if line.body_bytes < stop - start:
+                    return False
         except OSError:
             return False
-        finally:
-            with self._lock:
-                self.log.append(Served(
-                    origin, response.route, request.method, request.target, request.headers.get("range"),
-                    request.headers.get("authorization"), request.headers.get("accept-encoding"), response.status,
-                    sent))  # fmt: skip
-        whole = request.method == "HEAD" or response.file is None or sent == stop - start
-        return whole and "Content-Length" in response.headers
+        return "Content-Length" in response.headers
 
-    def _send_file(self, connection: socket.socket, file: Content, start: int, stop: int, faults: list[Fault]) -> int:
-        """Body bytes sent of [start, stop)."""
+    def _send_file(
+        self, connection: socket.socket, line: Served, file: Content, start: int, stop: int, faults: list[Fault]
+    ) -> None:
+        """Sends [start, stop) of the file, as far as the faults let it."""
         for fault in faults:
             if fault.kind is Kind.SHIFTED:
                 start, stop = start + 1, stop + 1
         end = min([stop, *(start + f.after_bytes for f in faults if f.kind in (Kind.STALL, Kind.CUT))])
         rate = min((f.bytes_per_second for f in faults if f.kind is Kind.RATE), default=None)
+        total = end - start
         wrong = [f.after_bytes for f in faults if f.kind is Kind.FLIP]
         if file.path is not None and rate is None and not wrong:
             with file.path.open("rb") as source:
-                at = start
-                while at < end:
-                    at += os.sendfile(connection.fileno(), source.fileno(), at, end - at)
+                while line.body_bytes < total:
+                    at, left = start + line.body_bytes, total - line.body_bytes
+                    if left <= PIECE_BYTES:
+                        line.body_bytes = total  # before the client can have it
+                    sent = os.sendfile(connection.fileno(), source.fileno(), at, min(left, PIECE_BYTES))
+                    line.body_bytes = at - start + sent
         else:
             for piece in _flipped(file.pieces(start, end), start, wrong):
                 for part in _paced(piece, rate, self.closing):
+                    last = line.body_bytes + len(part) == total
+                    line.body_bytes += len(part) if last else 0  # before the client can have it
                     connection.sendall(part)
+                    line.body_bytes += 0 if last else len(part)
         if any(fault.kind is Kind.STALL for fault in faults):
             self.closing.wait()
-        return end - start
 
 
 def xet_hash(content: Content) -> str:

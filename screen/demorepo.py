@@ -21,7 +21,8 @@ EXACT_BYTES = 32 * 2**20
 _LFS_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".onnx", ".msgpack", ".h5", ".model")
 _LFS_BYTES = 10 * 2**20  # the Hub asks for LFS above 10 MB, whatever the name
 _EPOCH = datetime(2026, 8, 26, tzinfo=UTC)
-_BLOCK = memoryview(bytes(4 * 2**20))
+PIECE_BYTES = 2**20  # files are read and sent in pieces of at most this
+_ZEROS = memoryview(bytes(PIECE_BYTES))
 
 
 class Content:
@@ -59,17 +60,17 @@ class Content:
             self.sha256.encode(), self.size)  # fmt: skip
 
     def pieces(self, start: int, stop: int) -> Iterator[memoryview | bytes]:
-        """The bytes of [start, stop), in pieces of at most 4 MiB."""
+        """The bytes of [start, stop), in pieces of at most `PIECE_BYTES`."""
         if self.path is not None:
             with self.path.open("rb") as file:
-                for at in range(start, stop, len(_BLOCK)):
-                    yield os.pread(file.fileno(), min(len(_BLOCK), stop - at), at)
+                for at in range(start, stop, PIECE_BYTES):
+                    yield os.pread(file.fileno(), min(PIECE_BYTES, stop - at), at)
             return
-        known = memoryview(self.head)[start : min(stop, self.size)]
-        if known:
-            yield known
-        for at in range(max(start, len(self.head)), stop, len(_BLOCK)):
-            yield _BLOCK[: stop - at]
+        known = memoryview(self.head)
+        for at in range(start, min(stop, len(known)), PIECE_BYTES):
+            yield known[at : min(at + PIECE_BYTES, stop)]
+        for at in range(max(start, len(known)), stop, PIECE_BYTES):
+            yield _ZEROS[: stop - at]
 
 
 def git_blob(data: bytes) -> str:
