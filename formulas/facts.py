@@ -82,12 +82,12 @@ class Mtp(Document):
 
 
 class Ple(Document):
-    """Per-layer embeddings: `bytes` is the whole PLE layer, `table_bytes` the lookup table in it."""
+    """Per-layer embeddings: `bytes` is the whole PLE layer, `table_bytes` the lookup table in it. None: not read."""
 
     kind: str = "none"  # none | ngram | engram | per_layer
-    tensors: int = 0
-    bytes: int = 0
-    table_bytes: int = 0
+    tensors: int | None = None
+    bytes: int | None = None
+    table_bytes: int | None = None
     format: str | None = None  # bf16 | fp8 | nvfp4 | int4 ... of the table
     declared_dtype: str | None = None  # config's ple_embedding_dtype
 

@@ -64,6 +64,10 @@ class TensorGroup(NamedTuple):
         """The numbers the brace at `position` (from 0) runs over."""
         return self._ranges()[position]
 
+    def literals(self) -> list[str]:
+        """The texts around the braces: one more than there are braces."""
+        return _parse(self.pattern)[0]
+
     def _ranges(self) -> list[list[int]]:
         return _parse(self.pattern)[1]
 

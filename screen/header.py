@@ -127,8 +127,8 @@ def _contents(document: object, name: str) -> tuple[dict[str, str] | None, dict[
         raise HeaderError(f"{name}: expected a JSON object as header, got {_kind(document)}")
     if _METADATA not in document:
         return None, document
-    tensors = dict(document)
-    metadata = tensors.pop(_METADATA)
+    tensors = {key: value for key, value in document.items() if key != _METADATA}
+    metadata = document[_METADATA]
     if metadata is None:  # some writers leave it null; the official reader takes that for absent
         return None, tensors
     if not isinstance(metadata, dict):
@@ -193,7 +193,7 @@ def _whole(columns: _Columns, metadata: dict[str, str] | None, length: int, data
 def _columns(entries: dict[str, Any], name: str) -> _Columns:
     """All tensors, each checked by itself, in the order of their bytes. Raises HeaderError."""
     columns = _at_once(entries) or _one_by_one(entries, name)
-    if columns.starts == sorted(columns.starts) and columns.stops == sorted(columns.stops):
+    if columns.starts == [0, *columns.stops][:-1]:  # in order, as its writers leave it
         return columns
     rows = sorted(zip(columns.starts, columns.stops, columns.names, columns.forms, strict=True))
     starts, stops, names, forms = map(list, zip(*rows, strict=True))
@@ -214,21 +214,18 @@ def _at_once(entries: dict[str, Any]) -> _Columns | None:
         shapes = list(map(itemgetter("shape"), infos))
         offsets = list(map(itemgetter("data_offsets"), infos))
         dtypes: list[str] = list(map(itemgetter("dtype"), infos))
-        known = set(dtypes) <= DTYPE_BITS.keys()
+        ends: list[int] = list(chain.from_iterable(offsets))
+        known = set(dtypes) <= DTYPE_BITS.keys() and set(map(type, shapes)) <= {list} and set(map(len, offsets)) <= {2}
     except (KeyError, TypeError):
         return None
-    if not (known and set(map(type, infos)) <= {dict} and set(map(type, chain(shapes, offsets))) <= {list}):
-        return None
-    ends = list(chain.from_iterable(offsets))
-    numbers = set(map(type, ends)) | set(map(type, chain.from_iterable(shapes)))
-    if not (numbers <= {int} and set(map(len, offsets)) <= {2}):
+    if not known or not set(map(type, chain.from_iterable(shapes))) | set(map(type, ends)) <= {int}:
         return None
     starts, stops = ends[::2], ends[1::2]
     shared: dict[Form, Form] = {}
     forms = list(zip(dtypes, map(tuple, shapes), strict=True))
     forms = list(map(shared.setdefault, forms, forms))
     sizes = {form: _size(*form) for form in shared}
-    if min(starts, default=0) < 0 or list(map(sub, stops, starts)) != list(map(sizes.__getitem__, forms)):
+    if list(map(sub, stops, starts)) != list(map(sizes.__getitem__, forms)):
         return None
     return _Columns(list(entries), forms, starts, stops)
 

@@ -11,7 +11,8 @@ ROOT = Path(__file__).parent.parent
 ORDER = {"formulas": 0, "screen": 1, "stage": 2}
 SHELL = {"formulas": {"cli", "console", "report"}, "screen": {"cli", "hub", "cache", "local", "demohub", "report"},
          "stage": {"cli", "store", "sources", "fetch", "execute", "serve"}}  # fmt: skip
-PURE_SCREEN = {"repo", "header", "census", "chain", "findings", "gates", "contents", "policy", "compare"}
+PURE_SCREEN = {"repo", "header", "census", "formats", "quantization", "shards", "chain", "findings", "gates",
+               "contents", "policy", "compare"}  # fmt: skip
 PURE_STAGE = {"plan", "journal"}
 IMPURE = {"requests", "os", "pathlib", "tempfile", "shutil", "socket", "subprocess", "threading", "concurrent", "time",
           "random", "logging", "typer"}  # fmt: skip
