@@ -88,7 +88,8 @@ class Sizing(NamedTuple):
 
     def _blocks_of(self, spec: Spec, length: int) -> int:
         if spec.kind in (SpecKind.FULL, SpecKind.MLA):
-            return -(-(-(-length // self.deployment.dcp)) // spec.block_size)
+            own = -(-length // self.deployment.dcp)
+            return -(-own // spec.block_size)
         if spec.kind is SpecKind.RING:
             return 1
         if spec.kind is SpecKind.STATE:
@@ -127,8 +128,7 @@ class Sizing(NamedTuple):
     def plan(self, available: int | None, length: int, limit: int) -> Plan:
         per_block, need = self.bytes_per_block, self.needed_bytes(length)
         per_token = self._bytes_per_token()
-        reported = min(block for block in (spec.block_size for g in self.groups for spec in g.specs
-                                           if spec.kind is not SpecKind.RING))  # fmt: skip
+        reported = min(spec.block_size for group in self.groups for spec in group.specs)
         block = self.layout.block_size
         dtype = self.layout.dtype.name if self.layout.dtype else None
         if available is None:
@@ -142,7 +142,8 @@ class Sizing(NamedTuple):
             tokens = count // len(self.groups) * reported * self.deployment.dcp
         context = self.longest(available, limit)
         fits = self.longest(available, length) >= length
-        return Plan(block, count, tokens, concurrency, context, per_token, per_block, need, fits, dtype, self.groups, ())
+        answer = count, tokens, concurrency, context
+        return Plan(block, *answer, per_token, per_block, need, fits, dtype, self.groups, ())
 
     def _bytes_per_token(self) -> int:
         growing = [g for g in self.groups if any(s.kind in (SpecKind.FULL, SpecKind.MLA) for s in g.specs)]

@@ -38,9 +38,10 @@ def cache_dtype(geometry: Geometry, deployment: Deployment, quantization: Quanti
         name = quantization.kv_cache_dtype
     sparse = any(layer.attention is Attention.DSA for layer in geometry.layer_kinds)
     if sparse:
-        name = _sparse_name(name, geometry, deployment)
-        if name is None:
-            return CacheDtype("unknown", 0.0, False, "the KV cache of sparse MLA depends on the card: pass its capability")
+        packed = _sparse_name(name, geometry, deployment)
+        if packed is None:
+            return CacheDtype(name, 0.0, False, "the KV cache of sparse MLA depends on the card: pass its capability")
+        name = packed
     if name == "auto":
         name = model_dtype(geometry, deployment)
     if name in _PLAIN:

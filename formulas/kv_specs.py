@@ -2,19 +2,21 @@
 
 Source: vllm 0.33.0 v1/kv_cache_interface.py (AttentionSpec, MLAAttentionSpec, SlidingWindowSpec, MambaSpec,
 CircularBufferSpec), model_executor/layers/attention/{attention,mla_attention}.py get_kv_cache_spec,
-model_executor/layers/mamba/mamba_utils.py MambaStateShapeCalculator, platforms/interface.py
-_align_hybrid_block_size, models/qwen4_exp/common/qsa_cache.py; 0.25.1's for what differs (see releases.py).
+platforms/interface.py _align_hybrid_block_size, models/qwen4_exp/common/qsa_cache.py; 0.25.1's for what differs (see
+releases.py).
 """
 
 from __future__ import annotations
 
 import enum
+import math
 from typing import NamedTuple
 
 from .deployment import Deployment
 from .facts import Quantization
-from .geometry import Attention, Geometry, Layer, Recurrent, State
-from .kv_dtypes import CacheDtype, cache_dtype, model_dtype_bytes, side_bytes
+from .geometry import Attention, Geometry, Layer, State
+from .kv_dtypes import CacheDtype, cache_dtype, side_bytes
+from .kv_states import Unstated, ngram_state_bytes, state_bytes
 from .releases import rules
 
 DEFAULT_BLOCK = 16
@@ -66,10 +68,6 @@ class Layout(NamedTuple):
     unmodelled: tuple[str, ...] = ()
 
 
-class _Unknown(Exception):
-    """A size the config does not state; becomes a reason under `unmodelled`."""
-
-
 def kv_specs(geometry: Geometry, deployment: Deployment, quantization: Quantization | None = None) -> Layout:
     """What one rank caches for this model under this deployment. Never raises: unknowns are listed in `unmodelled`."""
     mode = state_mode(geometry, deployment)
@@ -78,9 +76,9 @@ def kv_specs(geometry: Geometry, deployment: Deployment, quantization: Quantizat
     try:
         dtype = cache_dtype(geometry, deployment, quantization)
         if dtype.reason:
-            raise _Unknown(dtype.reason)
+            raise Unstated(dtype.reason)
         return _layout(geometry, deployment, dtype, mode, tuple(reasons))
-    except _Unknown as unknown:
+    except Unstated as unknown:
         return Layout((), 0, DEFAULT_BLOCK, dtype, False, mode, (*reasons, str(unknown)))
 
 
@@ -134,7 +132,8 @@ def kernel_block(geometry: Geometry, deployment: Deployment, dtype: CacheDtype) 
     if Attention.MLA not in kinds:
         return _grouped_block(geometry, deployment)
     if deployment.attention_backend:
-        return {"FLASHMLA": 64, "FLASHINFER_MLA": 32, "CUTLASS_MLA": 128}.get(deployment.attention_backend, DEFAULT_BLOCK)
+        asked = {"FLASHMLA": 64, "FLASHINFER_MLA": 32, "CUTLASS_MLA": 128}
+        return asked.get(deployment.attention_backend, DEFAULT_BLOCK)
     family = (deployment.sm or 0) // 10
     if family == 9 and (rules(deployment.release).flashmla_default or dtype.quantized):
         return 64
@@ -178,8 +177,8 @@ def _aligned_block(
     if mode == "all":
         chunk = geometry.recurrent.chunk_size if geometry.recurrent else None
         if not chunk:
-            raise _Unknown("no chunk size of the state layers: the block size of mode all is unknown")
-        unit = chunk * unit // _gcd(chunk, unit)
+            raise Unstated("no chunk size of the state layers: the block size of mode all is unknown")
+        unit = math.lcm(chunk, unit)
     aligned = unit * -(-need // (unit * token))
     block = max(block, aligned)
     return block, block * token
@@ -190,12 +189,6 @@ def _first_indices(geometry: Geometry, layer: Layer) -> list[int]:
     indices = [i for i, kind in enumerate(geometry.layers) if geometry.layer_kinds[kind] == layer]
     table = {n - 1 for n in geometry.ngram.layers} if geometry.ngram else set()
     return indices[:1] + [i for i in indices[1:] if i in table]
-
-
-def _gcd(a: int, b: int) -> int:
-    while b:
-        a, b = b, a % b
-    return a
 
 
 def _layer_specs(
@@ -212,9 +205,10 @@ def _layer_specs(
         return specs
     token = _token_bytes(layer, deployment, dtype)
     shape = (_kv_heads(layer, deployment), layer.head_dim or 0, layer.value_head_dim or 0)
-    kind = {Attention.SLIDING: SpecKind.SLIDING, Attention.CHUNKED: SpecKind.CHUNKED}.get(layer.attention, SpecKind.FULL)
+    windowed = {Attention.SLIDING: SpecKind.SLIDING, Attention.CHUNKED: SpecKind.CHUNKED}
+    kind = windowed.get(layer.attention, SpecKind.FULL)
     if kind is not SpecKind.FULL and layer.window is None:
-        raise _Unknown(f"no window for a {layer.attention} layer: the KV cache is unknown")
+        raise Unstated(f"no window for a {layer.attention} layer: the KV cache is unknown")
     main = Spec(kind, block, block * token, block * token, shape, layer.window or 0)
     if layer.attention is not Attention.QSA:
         return [main]
@@ -225,7 +219,7 @@ def _qsa_specs(geometry: Geometry, deployment: Deployment, block: int) -> list[S
     """Beside its keys and values a QSA layer keeps a ring of raw keys and one compressed key to a group of tokens."""
     indexer = geometry.indexer
     if indexer is None or not indexer.head_dim or not indexer.compress_ratio:
-        raise _Unknown("no indexer sizes: the compressed keys of its attention are unknown")
+        raise Unstated("no indexer sizes: the compressed keys of its attention are unknown")
     ratio = indexer.compress_ratio
     # Multimodal rope keeps three int64 positions beside each raw key (qsa_cache.py QSAKeyStateCache).
     positions = RING_POSITION_VALUES if any("mrope_section" in rope.scaling for rope in geometry.ropes) else 0
@@ -241,14 +235,14 @@ def _qsa_specs(geometry: Geometry, deployment: Deployment, block: int) -> list[S
 def _indexer_spec(geometry: Geometry, block: int) -> Spec:
     """Keys of the sparse indexer: one fp8 vector a token and its fp32 scale (deepseek_v2.py Indexer)."""
     if geometry.indexer is None or geometry.indexer.head_dim is None:
-        raise _Unknown("no index_head_dim: the indexer's cache is unknown")
+        raise Unstated("no index_head_dim: the indexer's cache is unknown")
     bytes_ = geometry.indexer.head_dim + INDEXER_SCALE_BYTES
     return Spec(SpecKind.MLA, block, block * bytes_, block * bytes_, (bytes_, -1))
 
 
 def _latent_bytes(geometry: Geometry, dtype: CacheDtype) -> int:
     if geometry.latent is None:
-        raise _Unknown("no kv_lora_rank or head sizes: the latent cache is unknown")
+        raise Unstated("no kv_lora_rank or head sizes: the latent cache is unknown")
     if dtype.name in DS_MLA_BYTES:
         return DS_MLA_BYTES[dtype.name]
     return int((geometry.latent.kv_rank + geometry.latent.rope_dim) * dtype.element_bytes)
@@ -256,14 +250,14 @@ def _latent_bytes(geometry: Geometry, dtype: CacheDtype) -> int:
 
 def _kv_heads(layer: Layer, deployment: Deployment) -> int:
     if layer.kv_heads is None:
-        raise _Unknown("no num_key_value_heads: the KV cache is unknown (pass --kv-heads)")
+        raise Unstated("no num_key_value_heads: the KV cache is unknown (pass --kv-heads)")
     return max(1, layer.kv_heads // deployment.tp)
 
 
 def _token_bytes(layer: Layer, deployment: Deployment, dtype: CacheDtype) -> int:
     """Bytes a token of keys and values on one rank: heads are divided, and replicated below one to a rank."""
     if layer.head_dim is None or layer.value_head_dim is None:
-        raise _Unknown("no head_dim: the KV cache is unknown")
+        raise Unstated("no head_dim: the KV cache is unknown")
     sides = side_bytes(dtype, layer.head_dim) + side_bytes(dtype, layer.value_head_dim)
     return _kv_heads(layer, deployment) * sides
 
@@ -274,74 +268,13 @@ def _state_specs(
     """States a layer keeps: its own, and that of the n-gram convolution in front of it."""
     sizes: list[tuple[int, tuple[int, ...], bool]] = []
     if layer.state is not State.NONE:
-        size, shape = _state_bytes(geometry, layer.state, deployment)
+        size, shape = state_bytes(geometry, layer.state, deployment)
         sizes.append((size, shape, False))
     if geometry.ngram and index + 1 in geometry.ngram.layers:
-        size, shape = _ngram_state(geometry, deployment)
+        size, shape = ngram_state_bytes(geometry, deployment)
         sizes.append((size, shape, True))
     span = block if mode != "none" else deployment.max_model_len or geometry.max_position_embeddings or block
     return [
         Spec(SpecKind.STATE, span, max(size, padded or 0), size, shape, 0, deployment.mtp, replicated)
         for size, shape, replicated in sizes
     ]
-
-
-def _ngram_state(geometry: Geometry, deployment: Deployment) -> tuple[int, tuple[int, ...]]:
-    """The n-gram layer's dilated convolution keeps (kernel - 1) x dilation rows of all streams, on every rank."""
-    ngram, hidden = geometry.ngram, geometry.hidden_size
-    if not ngram or not hidden or not ngram.conv_kernel or not ngram.size:
-        raise _Unknown("no ple_conv_kernel_size, ngram_size or hidden_size: the n-gram layer's state is unknown")
-    rows = (ngram.conv_kernel - 1) * ngram.size + deployment.mtp
-    width = hidden * (geometry.hyper_connections or 1)
-    return rows * width * model_dtype_bytes(geometry, deployment), (rows, width)
-
-
-def _state_bytes(geometry: Geometry, state: State, deployment: Deployment) -> tuple[int, tuple[int, ...]]:
-    """(bytes, shape) of one layer's convolution and recurrent state on a rank."""
-    sizes = geometry.recurrent or Recurrent()
-    model = model_dtype_bytes(geometry, deployment)
-    recurrent = _recurrent_dtype_bytes(geometry, state, model)
-    tp, drafts = deployment.tp, deployment.mtp
-
-    def need(*names: str) -> list[int]:
-        found = [getattr(sizes, name) for name in names]
-        if None in found:
-            raise _Unknown(f"no {names[found.index(None)]} of the {state} layers: their state is unknown")
-        return found
-
-    if state in (State.GDN, State.KDA):
-        kh, vh, kd, vd, kernel = need("key_heads", "value_heads", "key_dim", "value_dim", "conv_kernel")
-        conv = (2 * kh * kd + vh * vd) // tp, kernel - 1 + drafts
-        memory = vh // tp, vd, kd
-    elif state is State.MAMBA2:
-        inner, groups, heads, dim, width, kernel = need(
-            "inner", "groups", "value_heads", "value_dim", "state_size", "conv_kernel"
-        )
-        groups += 0 if groups % tp == 0 else tp - groups  # each rank needs the groups of its heads
-        conv = (inner + 2 * groups * width) // tp, kernel - 1 + drafts
-        memory = heads // tp, dim, width
-    elif state is State.MAMBA1:
-        inner, width, kernel = need("inner", "state_size", "conv_kernel")
-        conv = inner // tp, kernel - 1
-        memory = inner // tp, width, 1
-    elif state is State.SHORT_CONV:
-        (kernel,) = need("conv_kernel")
-        hidden = geometry.hidden_size
-        if not hidden:
-            raise _Unknown("no hidden_size: the convolution's state is unknown")
-        conv, memory = (hidden // tp, kernel - 1 + drafts), (0, 0, 0)
-    else:
-        raise _Unknown(f"the state of {state} layers is not modelled")
-    size = conv[0] * conv[1] * model + memory[0] * memory[1] * memory[2] * recurrent
-    return size, (*conv, *memory)
-
-
-def _recurrent_dtype_bytes(geometry: Geometry, state: State, model: int) -> int:
-    """Bytes of a recurrent value: the config's dtype; silent configs mean fp32 for KDA and Nemotron-H, else the model's."""
-    stated = geometry.recurrent.state_dtype if geometry.recurrent else None
-    if stated is None:
-        return 4 if state is State.KDA or geometry.text_model_type == "nemotron_h" else model
-    known = {"float32": 4, "bfloat16": 2, "float16": 2}
-    if stated not in known:
-        raise _Unknown(f"state dtype {stated!r} is not modelled")
-    return known[stated]

@@ -370,7 +370,7 @@ def _owns_indexer(f: Fields, index: int) -> bool:
     """Layers marked `full` score tokens; `shared` ones reuse the choice (vllm 0.33.0 models/deepseek_v2.py:1142)."""
     types, pattern = f.items("indexer_types"), f.text("index_topk_pattern")
     if index < len(types):
-        return types[index] != "shared"
+        return bool(types[index] != "shared")
     if pattern is not None:
         return not (index < len(pattern) and pattern[index] == "S")
     offset = f.integer("index_skip_topk_offset")

@@ -59,6 +59,6 @@ def outside(deployment: Deployment) -> tuple[str, ...]:
     """A reason when the engine is one these rules were not read from, else nothing."""
     if deployment.engine != "vllm":
         return (f"engine {deployment.engine}: only vllm is modelled",)
-    if FIRST <= deployment.release:
+    if deployment.release >= FIRST:
         return ()
     return (f"vllm {deployment.version}: releases before {'.'.join(map(str, FIRST))} are not modelled",)
