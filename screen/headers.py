@@ -143,7 +143,8 @@ def _fetch(
 ) -> bytes:
     """Exactly the first 8 + N bytes of a file. Raises HeaderError where N cannot be."""
     size = entry.blob.size
-    data = source.read_range(repo, commit, entry, 0, min(size, max(8, lengths.guess(entry.path))), cost)
+    first = 8 if source.free else max(8, lengths.guess(entry.path))
+    data = source.read_range(repo, commit, entry, 0, min(size, first), cost)
     whole = 8 + header_length(data[:8], file_size=size, name=subject)
     if whole > len(data):
         data += source.read_range(repo, commit, entry, len(data), whole, cost)

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Protocol
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from .repo import Entry, Revision, Tree
+from .repo import Entry, Revision, Tree, is_commit
 from .transport import Cost
 
 
@@ -65,8 +65,8 @@ class Source(Protocol):
 
 
 def name(repo: str, commit: str, path: str) -> str:
-    """How messages name a file: `org/name@3f2a91c0 config.json`."""
-    return f"{repo}@{commit[:8]} {path}"
+    """How messages name a file: `org/name@3f2a91c0 config.json`; without a commit where there is none."""
+    return f"{repo}@{commit[:8]} {path}" if is_commit(commit) else f"{repo} {path}"
 
 
 def digest(data: bytes, like: str) -> str:
