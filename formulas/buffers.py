@@ -1,0 +1,95 @@
+"""What an engine keeps on the card beside the checkpoint's weights: rotary caches, scales, index and batch buffers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from .geometry import Attention
+from .kernels import Tensors
+from .ngram import table_is_pinned
+from .place import Built, Place
+from .rotary import rope_caches
+from .sharding import Part
+
+_DEFAULT_TOKENS = 2048  # max_num_batched_tokens where nobody says; some buffers are as long as a batch
+
+
+def _tokens(place: Place) -> int:
+    return place.deployment.max_num_batched_tokens or _DEFAULT_TOKENS
+
+
+def tower_buffers(place: Place) -> Iterator[Built]:
+    """The rotary cache of Qwen's vision towers: 8192 positions, half a head wide (vllm 0.33.0 models/qwen3_vl.py)."""
+    v = place.geometry.vision
+    qwen = ((v.model_type if v else None) or place.geometry.model_type or "").startswith("qwen")
+    if v is not None and v.hidden_size and v.heads and qwen:
+        size = (8192 * (v.hidden_size // v.heads // 2) * place.runtime.float_bytes,)
+        yield Built("vision", Part.VISION, Tensors(size, size))
+
+
+def model_buffers(place: Place) -> Iterator[Built]:
+    """Gemma 4 keeps a batch's per-layer inputs (vllm 0.33.0 models/gemma4.py), and FlashInfer a counter."""
+    g = place.geometry
+    if g.text_model_type == "gemma4_text" and g.per_layer_dim:
+        size = (_tokens(place) * len(g.layers) * g.per_layer_dim * place.runtime.float_bytes, 2, 2, 2)
+        yield Built("main", Part.PLE, Tensors(size, size))
+    heads = max((layer.heads or 0 for layer in g.layer_kinds), default=0)
+    if heads and _attends_by_flashinfer(place):
+        counter = (_tokens(place) * max(1, heads // place.tp) * 4,)
+        yield Built("main", Part.ATTENTION, Tensors(counter, counter))
+
+
+def _attends_by_flashinfer(place: Place) -> bool:
+    """Whether grouped-query attention runs on FlashInfer, which brings a counter buffer.
+    Source: vllm 0.33.0 platforms/cuda.py priorities and the backends' own checks, run per capability."""
+    family = place.runtime.sm // 10 * 10
+    g, kinds = place.geometry, {layer.attention for layer in place.geometry.layer_kinds}
+    if not place.runtime.has("flashinfer") or not kinds & {Attention.FULL, Attention.SLIDING, Attention.CHUNKED}:
+        return False
+    if family in (100, 110):
+        return True
+    if family == 90:
+        return False
+    if g.text_model_type == "gpt_oss":
+        return family == 120
+    stated = place.deployment.kv_cache_dtype
+    return _asks_for_fp8(place) if stated == "auto" else stated.startswith("fp8")
+
+
+def _asks_for_fp8(place: Place) -> bool:
+    """Whether the checkpoint itself asks for an FP8 cache, as modelopt's exports do."""
+    q = place.quantization
+    if q is None:
+        return False
+    scheme = q.config.get("kv_cache_scheme")
+    return (q.kv_cache_dtype or "").lower().startswith("fp8") or (
+        isinstance(scheme, Mapping) and scheme.get("num_bits") == 8 and (q.method or "").startswith("modelopt")
+    )
+
+
+def _scaled_attention(place: Place) -> bool:
+    """Whether attention layers load KV scales: they are parameters until loading has copied them."""
+    method = (place.quantization.method or "").lower() if place.quantization else ""
+    return method == "fp8" or method.startswith("modelopt")
+
+
+def attention_buffers(place: Place, index: int, *, first: bool) -> Iterator[Built]:
+    """What the engine adds to a layer beside the checkpoint's weights: KV scales, index buffers, rotary caches."""
+    g, d = place.geometry, place.deployment
+    if index >= len(g.layers):
+        return
+    layer = g.layer(index)
+    if first:
+        caches = tuple(rope_caches(g, d))
+        yield Built("main", Part.ROPE_CACHE, Tensors(caches, caches))
+    if g.ngram is not None and index + 1 in g.ngram.layers and table_is_pinned(d) and g.ngram.size and g.ngram.heads:
+        ids = (_tokens(place) * (g.ngram.size - 1) * g.ngram.heads * 8,)
+        yield Built("main", Part.PLE, Tensors(ids, ids))
+    if layer.attention is Attention.NONE:
+        return
+    scales = (4,) * (6 if d.release >= (0, 33, 0) else 4)
+    if layer.attention is Attention.QSA and g.indexer and g.indexer.topk:
+        scales += (_tokens(place) * (g.indexer.topk + (g.indexer.compress_ratio or 1)) * 4,)
+    grouped = layer.attention in (Attention.FULL, Attention.SLIDING, Attention.CHUNKED)
+    extra = (4, 4) if grouped and _scaled_attention(place) else ()
+    yield Built("main", Part.ATTENTION, Tensors(scales + extra, scales))

@@ -1,0 +1,242 @@
+"""Which weight a quantization config stores in which scheme: the answer of config.json, where no header was read."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from fnmatch import translate
+from typing import Any, NamedTuple
+
+from .schemes import PLAIN, Kind, Scheme, Weight
+
+# Built by the engine without the quantization config, or never stored quantised by any exporter seen so far.
+_NEVER = re.compile(
+    r"(^|\.)(embed_tokens|embeddings|word_embeddings|embed_tokens_per_layer|per_layer_\w+|conv1d|in_proj_[ab]|in_proj_ba|"
+    r"\w*gate|router|router\.\w+|router\.layer|shared_expert_gate|weights_proj|ngram_embedding|index_qk_proj|"
+    r"fc_embedding|fc_hidden|eh_proj|fc|input_mix_weight_\w+|block_inject_weight|position_embedding\w*)$"
+)
+_PREFIXES = ("model.", "model.language_model.", "language_model.model.", "language_model.", "backbone.", "")
+
+
+class Formats(NamedTuple):
+    """A quantization config as a rule: the scheme of a weight, and what could not be read from it."""
+
+    scheme: Callable[[Weight], Scheme]
+    unmodelled: tuple[str, ...] = ()
+
+
+def assign(weights: Iterable[Weight], method: str | None, config: Mapping[str, Any], ignore: Iterable[str]) -> tuple[
+    list[Weight], tuple[str, ...]
+]:  # fmt: skip
+    """The weights with the schemes a quantization config gives them, and why any of them is not known."""
+    formats = _read(method, config)
+    skipped = matcher(ignore)
+    found = []
+    for weight in weights:
+        quantised = is_matrix(weight) and not skipped(weight)
+        found.append(weight._replace(scheme=formats.scheme(weight)) if quantised else weight)
+    return found, formats.unmodelled
+
+
+def is_matrix(weight: Weight) -> bool:
+    """Whether an engine would build this weight as a linear layer that can be quantised."""
+    return len(weight.shape) == 2 and not _NEVER.search(weight.name) and weight.stack in ("main", "mtp")
+
+
+def spellings(weight: Weight) -> list[str]:
+    """The names under which ignore lists and layer tables mention this weight's module."""
+    below = weight.name if weight.layer is None else f"layers.{weight.layer}.{weight.name}"
+    if weight.experts:
+        below = below.replace("experts.", "experts.0.", 1)
+    if weight.stack == "mtp":
+        return [f"mtp.{below}", f"model.mtp.{below}", below]
+    return [f"{prefix}{below}" for prefix in _PREFIXES]
+
+
+def matcher(entries: Iterable[str]) -> Callable[[Weight], bool]:
+    """Whether a weight is named by any entry: a module or an ancestor, a wildcard, or `re:` and a pattern."""
+    exact: set[str] = set()
+    patterns: list[str] = []
+    for entry in entries:
+        if entry.startswith("re:"):
+            patterns.append(entry[3:])
+        elif any(c in entry for c in "*?["):
+            patterns.append(translate(entry))
+        else:
+            exact.add(entry)
+    compiled = [re.compile(p) for p in dict.fromkeys(patterns)]
+    # A bare word names a module anywhere (AWQ: "visual", "gate").
+    words = {entry for entry in exact if "." not in entry and not entry.isdigit()}
+
+    def matches(weight: Weight) -> bool:
+        for name in spellings(weight):
+            parts = name.split(".")
+            if any(".".join(parts[:end]) in exact for end in range(1, len(parts) + 1)):
+                return True
+            if any(pattern.match(name) for pattern in compiled):
+                return True
+        return not words.isdisjoint(weight.name.split("."))
+
+    return matches
+
+
+def _read(method: str | None, config: Mapping[str, Any]) -> Formats:
+    if method is None:
+        return Formats(lambda weight: PLAIN)
+    reader = _READERS.get(method.lower())
+    if reader is None:
+        return Formats(lambda weight: PLAIN, (f"quantization {method}: what it stores is not known without a header",))
+    return reader(config)
+
+
+def _everywhere(scheme: Scheme) -> Formats:
+    return Formats(lambda weight: scheme)
+
+
+def _but_the_head(scheme: Scheme) -> Formats:
+    """Engines give these methods to linear layers and experts only."""
+    return Formats(lambda weight: PLAIN if weight.name == "lm_head" else scheme)
+
+
+def _fp8(config: Mapping[str, Any]) -> Formats:
+    static = config.get("activation_scheme") == "static"
+    block = config.get("weight_block_size")
+    if isinstance(block, list) and len(block) == 2:
+        return _but_the_head(Scheme(Kind.FP8_BLOCK, block=(int(block[0]), int(block[1])), method="fp8"))
+    return _but_the_head(Scheme(Kind.FP8_TENSOR, inputs=static, method="fp8"))
+
+
+_MODELOPT = {
+    "NVFP4": Scheme(Kind.NVFP4, group=16, inputs=True, method="modelopt"),
+    "W4A16_NVFP4": Scheme(Kind.NVFP4, group=16, method="modelopt"),
+    "FP8": Scheme(Kind.FP8_TENSOR, inputs=True, method="modelopt"),
+    "FP8_PER_CHANNEL_PER_TOKEN": Scheme(Kind.FP8_CHANNEL, method="modelopt"),
+    "FP8_PB_WO": Scheme(Kind.FP8_BLOCK, method="modelopt"),
+    "FP8_BLOCK": Scheme(Kind.FP8_BLOCK, method="modelopt"),
+    "MXFP8": Scheme(Kind.MXFP8, group=32, method="modelopt"),
+}
+
+
+def _modelopt(config: Mapping[str, Any]) -> Formats:
+    inner = config.get("quantization")
+    stated = inner if isinstance(inner, Mapping) else config
+    algo = str(stated.get("quant_algo") or config.get("quant_algo") or "").upper()
+    layers = stated.get("quantized_layers")
+    if algo == "MIXED_PRECISION" and isinstance(layers, Mapping):
+        return _by_layer({str(k): str(v.get("quant_algo", "")).upper() for k, v in layers.items()})
+    if algo in _MODELOPT:
+        return _everywhere(_MODELOPT[algo])
+    groups = config.get("config_groups")
+    if not algo and isinstance(groups, Mapping):
+        return _compressed(config)
+    return Formats(lambda weight: PLAIN, (f"modelopt {algo or 'without quant_algo'}: not known without a header",))
+
+
+def _by_layer(layers: Mapping[str, str]) -> Formats:
+    def scheme(weight: Weight) -> Scheme:
+        for name in spellings(weight):
+            parts = name.split(".")
+            for end in range(len(parts), 0, -1):
+                if (algo := layers.get(".".join(parts[:end]))) is not None:
+                    return _MODELOPT.get(algo, PLAIN)
+        return PLAIN
+
+    unknown = sorted({algo for algo in layers.values() if algo not in _MODELOPT})
+    return Formats(scheme, tuple(f"modelopt {algo}: not known without a header" for algo in unknown))
+
+
+def _compressed(config: Mapping[str, Any]) -> Formats:
+    groups = config.get("config_groups")
+    if not isinstance(groups, Mapping):
+        return Formats(lambda weight: PLAIN, ("compressed-tensors without config_groups: not known without a header",))
+    rules: list[tuple[Callable[[Weight], bool], Scheme]] = []
+    unmodelled = []
+    for group in groups.values():
+        scheme = _compressed_scheme(group)
+        if scheme is None:
+            unmodelled.append(f"compressed-tensors weights {group.get('weights')}: not known without a header")
+            continue
+        targets = [str(t) for t in group.get("targets", ["Linear"])]
+        everything = "Linear" in targets
+        rules.append(((lambda weight: True) if everything else matcher(targets), scheme))
+
+    def pick(weight: Weight) -> Scheme:
+        return next((scheme for matches, scheme in rules if matches(weight)), PLAIN)
+
+    return Formats(pick, tuple(unmodelled))
+
+
+def _compressed_scheme(group: Mapping[str, Any]) -> Scheme | None:
+    weights, inputs = group.get("weights"), group.get("input_activations")
+    if not isinstance(weights, Mapping):
+        return PLAIN
+    bits, kind, strategy = weights.get("num_bits"), weights.get("type"), weights.get("strategy")
+    size = weights.get("group_size") or 0
+    static = isinstance(inputs, Mapping) and inputs.get("dynamic") in (False, "local")
+    method = "compressed-tensors"
+    if kind == "float" and bits == 8:
+        by = {"channel": Kind.FP8_CHANNEL, "tensor": Kind.FP8_TENSOR, "block": Kind.FP8_BLOCK}.get(str(strategy))
+        if size == 32:
+            return Scheme(Kind.MXFP8, group=32, method=method)
+        return None if by is None else Scheme(by, inputs=static, method=method)
+    if kind == "float" and bits == 4:
+        four = Kind.NVFP4 if size == 16 else Kind.MXFP4
+        return Scheme(four, group=size, inputs=static, method=method)
+    if kind == "int" and bits == 8 and isinstance(inputs, Mapping):
+        return Scheme(Kind.INT8_CHANNEL, inputs=static, method=method)
+    if kind == "int" and bits in (2, 4, 8):
+        return Scheme(Kind.INT, bits=bits, group=max(size, 0), zeros=not weights.get("symmetric", True), method=method)
+    return None
+
+
+def _awq(config: Mapping[str, Any]) -> Formats:
+    bits = int(config.get("bits") or config.get("w_bit") or 4)
+    size = int(config.get("group_size") or config.get("q_group_size") or 128)
+    scheme = Scheme(Kind.INT, bits=bits, group=max(size, 0), zeros=True, method="awq")
+    return _but_the_head(scheme)
+
+
+def _gptq(config: Mapping[str, Any]) -> Formats:
+    scheme = Scheme(
+        Kind.INT, bits=int(config.get("bits") or 4), group=max(int(config.get("group_size") or 128), 0), zeros=True,
+        method="gptq",
+    )  # fmt: skip
+    head = scheme if config.get("lm_head") else PLAIN
+    return Formats(lambda weight: head if weight.name == "lm_head" else scheme)
+
+
+def _autoround(config: Mapping[str, Any]) -> Formats:
+    """Intel's AutoRound packs like GPTQ or AWQ; extra_config names the layers that differ."""
+    packing = str(config.get("packing_format") or "auto_round:auto_gptq")
+    plain = (_awq if "awq" in packing else _gptq)({**config, "lm_head": False})
+    extra = config.get("extra_config")
+    own = {str(k): v for k, v in extra.items() if isinstance(v, Mapping)} if isinstance(extra, Mapping) else {}
+    kept = [k for k, v in own.items() if (v.get("bits") or 4) >= 16]
+    wide = matcher([f"re:{k}" if any(c in k for c in "*|()") else k for k in kept])
+    return Formats(lambda weight: PLAIN if wide(weight) else plain.scheme(weight))
+
+
+def _mxfp4(config: Mapping[str, Any]) -> Formats:
+    scheme = Scheme(Kind.MXFP4, group=32, method="mxfp4")
+    return Formats(lambda weight: scheme if weight.experts else PLAIN)
+
+
+def _quark(config: Mapping[str, Any]) -> Formats:
+    stated = config.get("global_quant_config")
+    weight = stated.get("weight") if isinstance(stated, Mapping) else None
+    if isinstance(weight, Mapping):
+        dtype, scheme = str(weight.get("dtype")), str(weight.get("qscheme"))
+        if dtype == "fp4":
+            return _but_the_head(Scheme(Kind.MXFP4, group=32, method="quark"))
+        if dtype == "fp8_e4m3" and scheme in ("per_tensor", "per_channel"):
+            kind = Kind.FP8_TENSOR if scheme == "per_tensor" else Kind.FP8_CHANNEL
+            return _but_the_head(Scheme(kind, inputs=scheme == "per_tensor", method="quark"))
+    return Formats(lambda weight: PLAIN, ("quark: what it stores is not known without a header",))
+
+
+_READERS: dict[str, Callable[[Mapping[str, Any]], Formats]] = {
+    "fp8": _fp8, "modelopt": _modelopt, "modelopt_fp4": _modelopt, "modelopt_mixed": _modelopt, "nvfp4": _modelopt,
+    "compressed-tensors": _compressed, "awq": _awq, "awq_marlin": _awq, "gptq": _gptq, "gptq_marlin": _gptq,
+    "auto-round": _autoround, "auto_round": _autoround, "intel/auto-round": _autoround, "inc": _autoround,
+    "mxfp4": _mxfp4, "gpt_oss_mxfp4": _mxfp4, "quark": _quark,
+}  # fmt: skip

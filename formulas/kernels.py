@@ -1,0 +1,347 @@
+"""What a kernel does to the bytes of a matrix: padding at creation, repacking and scale layouts after loading.
+
+Two functions give the tensors of one module on one rank, as created and as they stay: `linear_tensors` and
+`expert_tensors`. Which backend runs follows from the card, the engine version and the libraries it finds:
+`linear_backend` and `expert_backend`, walked over vllm 0.33.0's own select functions for sm75 to sm121.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from math import gcd
+from typing import NamedTuple
+
+from .schemes import Kind, Scheme
+
+
+@enum.unique
+class Backend(enum.StrEnum):
+    """Kernel families that differ in the bytes they keep."""
+
+    NATIVE = "native"  # the tensors stay as created: cuBLAS, CUTLASS, Triton, torch._scaled_mm
+    MARLIN = "marlin"
+    DEEP_GEMM = "deep_gemm"
+    FLASHINFER_CUTLASS = "flashinfer_cutlass"
+    FLASHINFER_TRTLLM = "flashinfer_trtllm"
+    TRITON = "triton"
+    CUTLASS = "cutlass"
+    HUMMING = "humming"
+
+
+class Runtime(NamedTuple):
+    """What decides kernels: compute capability (sm120 = 120), engine version, libraries, and the model's type."""
+
+    sm: int
+    release: tuple[int, int, int] = (0, 33, 0)
+    without: frozenset[str] = frozenset()
+    expert_parallel: bool = False
+    tensor_parallel: int = 1
+    model_type: str = ""
+    float_bytes: int = 2  # of the model dtype
+
+    def has(self, library: str) -> bool:
+        return library not in self.without
+
+
+Sizes = tuple[int, ...]
+
+
+class Tensors(NamedTuple):
+    """Bytes of a module's tensors on a rank, one by one: as created, and after the kernel's post-processing."""
+
+    created: Sizes
+    loaded: Sizes
+
+
+def up(size: int, multiple: int) -> int:
+    return -(-size // multiple) * multiple
+
+
+def cdiv(a: int, b: int) -> int:
+    return -(-a // b)
+
+
+# DeepGEMM is off on Blackwell for these text model types (vllm 0.33.0 utils/deep_gemm.py).
+_NO_DEEP_GEMM = {"qwen3_5_text": (100, 120), "qwen3_5_moe_text": (100, 120), "kolibri1": (120,)}
+
+
+def has_deep_gemm(runtime: Runtime) -> bool:
+    """Whether DeepGEMM serves FP8 block matrices of this model on this card."""
+    family = runtime.sm // 10 * 10
+    supported = family in (90, 100, 120) and runtime.has("deep_gemm")
+    return supported and family not in _NO_DEEP_GEMM.get(runtime.model_type, ())
+
+
+def linear_backend(kind: Kind, runtime: Runtime) -> Backend:
+    """The kernel family a quantised linear layer runs on.
+    Source: vllm 0.33.0 model_executor/kernels/linear/__init__.py, first supported of each list."""
+    if kind is Kind.FP8_BLOCK:
+        if has_deep_gemm(runtime):
+            return Backend.DEEP_GEMM
+        return Backend.MARLIN if runtime.sm < 90 else Backend.CUTLASS
+    if kind in (Kind.FP8_TENSOR, Kind.FP8_CHANNEL):
+        return Backend.MARLIN if runtime.sm < 89 else Backend.CUTLASS
+    if kind in (Kind.NVFP4, Kind.MXFP4, Kind.MXFP8):
+        return Backend.MARLIN if runtime.sm < 100 else Backend.FLASHINFER_CUTLASS
+    return Backend.MARLIN if kind is Kind.INT else Backend.NATIVE
+
+
+def expert_backend(kind: Kind, runtime: Runtime, *, biased: bool = False) -> Backend:
+    """The kernel family routed experts run on; `biased` marks gpt-oss, the one MXFP4 model with expert biases.
+    Source: vllm 0.33.0 fused_moe/oracle (nvfp4, mxfp4, fp8, unquantized), run per capability."""
+    family, flashinfer = runtime.sm // 10 * 10, runtime.has("flashinfer")
+    if kind is Kind.MXFP4:
+        if runtime.sm < 90:
+            return Backend.MARLIN
+        if family == 90:
+            return Backend.TRITON if biased else Backend.MARLIN
+        if family in (100, 110) and flashinfer:
+            return Backend.FLASHINFER_TRTLLM
+        if biased:
+            return Backend.TRITON if family in (100, 110) else Backend.MARLIN
+        return Backend.DEEP_GEMM if runtime.has("deep_gemm") else Backend.MARLIN
+    if kind is Kind.NVFP4:
+        if runtime.sm < 100:
+            humming = family == 90 and runtime.has("humming") and runtime.release >= (0, 33, 0)
+            return Backend.HUMMING if humming else Backend.MARLIN
+        if family in (100, 110) and flashinfer:
+            return Backend.FLASHINFER_TRTLLM
+        return Backend.FLASHINFER_CUTLASS if flashinfer else Backend.CUTLASS
+    if kind is Kind.FP8_BLOCK:
+        if runtime.sm < 89:
+            return Backend.MARLIN
+        if family in (100, 110) and flashinfer:
+            return Backend.FLASHINFER_TRTLLM
+        return Backend.DEEP_GEMM if family in (100, 120) and has_deep_gemm(runtime) else Backend.TRITON
+    if kind in (Kind.FP8_TENSOR, Kind.FP8_CHANNEL, Kind.MXFP8):
+        if runtime.sm < 89:
+            return Backend.MARLIN
+        if kind is Kind.FP8_TENSOR and flashinfer and runtime.sm >= 90:
+            return Backend.FLASHINFER_TRTLLM if family in (100, 110) else Backend.FLASHINFER_CUTLASS
+        return Backend.TRITON
+    if kind is Kind.INT:
+        return Backend.MARLIN
+    return Backend.FLASHINFER_TRTLLM if family in (100, 110) and flashinfer else Backend.TRITON
+
+
+def linear_tensors(scheme: Scheme, outs: Sequence[int], inner: int, biased: bool, runtime: Runtime) -> Tensors:
+    """Tensors of a linear layer of merged outputs `outs` (rows on this rank) over `inner` columns on this rank."""
+    rows, wide = sum(outs), runtime.float_bytes
+    bias = (rows * wide,) if biased else ()
+    backend = linear_backend(scheme.kind, runtime)
+    created: Sizes
+    loaded: Sizes
+    match scheme.kind:
+        case Kind.PLAIN:
+            created = loaded = (rows * inner * wide,)
+        case Kind.FP8_BLOCK:
+            created, loaded = _fp8_block(scheme, outs, inner, backend, runtime)
+        case Kind.FP8_TENSOR:
+            each = 4 * len(outs)
+            created = (rows * inner, each) + ((each,) if scheme.inputs else ())
+            if backend is Backend.MARLIN:
+                loaded = (rows * inner, rows * wide)
+            else:
+                loaded = (rows * inner, 4) + ((4,) if scheme.inputs else ())
+        case Kind.FP8_CHANNEL | Kind.INT8_CHANNEL:
+            created = (rows * inner, 4 * rows) + ((4 * len(outs),) if scheme.inputs else ())
+            loaded = (rows * inner, rows * wide) if backend is Backend.MARLIN else created
+        case Kind.NVFP4:
+            created, loaded = _nvfp4(scheme, outs, inner, backend)
+        case Kind.MXFP4:
+            created = loaded = (rows * inner // 2, rows * inner // 32)
+        case Kind.MXFP8:
+            created = loaded = (rows * inner, rows * inner // 32)
+        case Kind.INT:
+            created, loaded = _packed_int(scheme, rows, inner, wide)
+    return Tensors(created + bias, loaded + bias)
+
+
+def _fp8_block(
+    scheme: Scheme, outs: Sequence[int], inner: int, backend: Backend, runtime: Runtime
+) -> tuple[Sizes, Sizes]:
+    rows, (tall, broad) = sum(outs), scheme.block
+    scales = 4 * sum(cdiv(out, tall) for out in outs) * cdiv(inner, broad)
+    created = (rows * inner, scales)
+    if backend is Backend.MARLIN:  # a scale a row and group, in the model dtype
+        padded_rows, padded_inner = marlin_tile(rows, inner)
+        return created, (padded_rows * padded_inner, runtime.float_bytes * padded_rows * cdiv(padded_inner, broad))
+    if backend is Backend.DEEP_GEMM and runtime.sm >= 100 and rows % 64 == 0 and inner % 128 == 0:
+        return created, (rows * inner, packed_scales(rows, inner, broad))
+    return created, created
+
+
+def packed_scales(rows: int, inner: int, group: int = 128) -> int:
+    """DeepGEMM's UE8M0 layout on Blackwell: four scales of a row in one I32, rows aligned to 16 bytes."""
+    return 4 * up(rows, 4) * cdiv(cdiv(inner, group), 4)
+
+
+def marlin_tile(rows: int, inner: int) -> tuple[int, int]:
+    """Rows and columns after Marlin's tile padding: (64, 128) or (128, 64), whichever is smaller."""
+    a, b = (up(rows, 64), up(inner, 128)), (up(rows, 128), up(inner, 64))
+    return min(a, b, key=lambda size: size[0] * size[1])
+
+
+def _nvfp4(scheme: Scheme, outs: Sequence[int], inner: int, backend: Backend) -> tuple[Sizes, Sizes]:
+    rows, each = sum(outs), 4 * len(outs)
+    created = (rows * inner // 2, rows * inner // 16, each) + ((each,) if scheme.inputs else ())
+    if backend is Backend.MARLIN:
+        padded_rows, padded_inner = marlin_tile(rows, inner)
+        values = padded_rows * padded_inner
+        return created, (values // 2, values // 16, 4) + ((4, 4, 4) if scheme.inputs else ())
+    swizzled = up(rows, 128) * up(inner // 16, 4)
+    return created, (up(rows, 32) * up(inner, 32) // 2, swizzled, 4, 4, 4, 4)
+
+
+def _packed_int(scheme: Scheme, rows: int, inner: int, wide: int) -> tuple[Sizes, Sizes]:
+    groups = cdiv(inner, scheme.group) if scheme.group else 1
+    weight, scales = rows * inner * scheme.bits // 8, rows * groups * wide
+    zeros = rows * groups * scheme.bits // 8
+    if scheme.method == "gptq":  # symmetric as a rule: zero points and group indices are dropped after loading
+        return (weight, inner * 4, zeros, scales), (weight, scales)
+    if scheme.method == "awq":
+        return (weight, zeros, scales), (weight, zeros, scales)
+    stored = (weight, scales, 16) + ((zeros,) if scheme.zeros else ())
+    return stored, stored
+
+
+class ExpertShape(NamedTuple):
+    """Routed experts on a rank: how many, and their sizes there. Gated experts have two up projections."""
+
+    number: int
+    inter: int
+    hidden: int
+    gated: bool = True
+    biased: bool = False
+
+
+def expert_tensors(scheme: Scheme, shape: ExpertShape, runtime: Runtime) -> Tensors:
+    """Tensors of one layer's routed experts on a rank: all experts in one tensor for each of the two steps."""
+    backend = expert_backend(scheme.kind, runtime, biased=shape.biased)
+    wide = runtime.float_bytes
+    ups = 2 if shape.gated else 1
+    n, inter, hidden = shape.number, shape.inter, shape.hidden
+    created: Sizes
+    loaded: Sizes
+    match scheme.kind:
+        case Kind.PLAIN:
+            padded = up(inter, 128) if backend is Backend.FLASHINFER_TRTLLM and shape.gated else inter
+            created = _pair(n, ups, inter, hidden, wide)
+            loaded = _pair(n, ups, padded, hidden, wide)
+        case Kind.FP8_BLOCK:
+            return _fp8_block_experts(scheme, shape, backend, runtime)
+        case Kind.FP8_TENSOR:
+            scales = (4 * ups * n, 4 * n)
+            created = _pair(n, ups, inter, hidden, 1) + scales + (scales if scheme.inputs else ())
+            loaded = _pair(n, ups, inter, hidden, 1) + (4 * n, 4 * n) + ((4, 4) if scheme.inputs else ())
+            if backend is Backend.MARLIN:
+                loaded = (*_pair(n, ups, inter, hidden, 1), n * ups * inter * wide, n * hidden * wide)
+        case Kind.FP8_CHANNEL | Kind.INT8_CHANNEL:
+            created = loaded = (*_pair(n, ups, inter, hidden, 1), 4 * n * ups * inter, 4 * n * hidden)
+        case Kind.NVFP4:
+            return _nvfp4_experts(scheme, shape, backend)
+        case Kind.MXFP4:
+            return _mxfp4_experts(shape, backend, wide)
+        case Kind.MXFP8:
+            created = loaded = _pair(n, ups, inter, hidden, 1) + _pair(n, ups, inter, hidden, 1 / 32)
+        case Kind.INT:
+            created, loaded = _int_experts(scheme, shape, wide)
+    bias = (n * ups * inter * wide, n * hidden * wide) if shape.biased else ()
+    return Tensors(created + bias, loaded + bias)
+
+
+def _pair(count: int, ups: int, inter: int, hidden: int, each: float) -> tuple[int, ...]:
+    """Bytes of the two expert tensors at `each` bytes a value."""
+    return int(count * ups * inter * hidden * each), int(count * hidden * inter * each)
+
+
+def refined_block(block: tuple[int, int], inter: int, hidden: int, tensor_parallel: int) -> tuple[int, int]:
+    """The tile FP8 expert scales are refined to where a rank's slice cuts the checkpoint's tiles.
+    Source: vllm 0.33.0 fused_moe/oracle/fp8.py refine_fp8_moe_block_shape."""
+    if inter % block[0] == 0 and (tensor_parallel == 1 or inter % block[1] == 0):
+        return block
+    finer = gcd(*block, inter, hidden)
+    return (finer, finer) if finer >= 32 else block
+
+
+def _fp8_block_experts(scheme: Scheme, shape: ExpertShape, backend: Backend, runtime: Runtime) -> Tensors:
+    n, inter, hidden, ups = shape.number, shape.inter, shape.hidden, 2 if shape.gated else 1
+    tall, broad = refined_block(scheme.block, inter, hidden, runtime.tensor_parallel)
+    weights = _pair(n, ups, inter, hidden, 1)
+    scales = (4 * n * ups * cdiv(inter, tall) * cdiv(hidden, broad), 4 * n * cdiv(hidden, tall) * cdiv(inter, broad))
+    created = weights + scales
+    if (tall, broad) != scheme.block:
+        return Tensors(created, created)  # only Triton takes the finer tiles
+    if backend is Backend.MARLIN:
+        wide = runtime.float_bytes
+        by_group = (n * ups * inter * cdiv(hidden, broad), n * hidden * cdiv(inter, broad))
+        return Tensors(created, (*weights, *(wide * values for values in by_group)))
+    if backend is Backend.DEEP_GEMM and runtime.sm >= 100:
+        return Tensors(created, (*weights, n * packed_scales(ups * inter, hidden), n * packed_scales(hidden, inter)))
+    return Tensors(created, created)
+
+
+def _nvfp4_experts(scheme: Scheme, shape: ExpertShape, backend: Backend) -> Tensors:
+    """Per expert two packed tensors, two of block scales, and scalars the kernels fuse in their own ways."""
+    n, inter, hidden, ups = shape.number, shape.inter, shape.hidden, 2 if shape.gated else 1
+    created = _pair(n, ups, inter, hidden, 1 / 2) + _pair(n, ups, inter, hidden, 1 / 16) + (4 * n * ups, 4 * n)
+    created += (4 * n * ups, 4 * n) if scheme.inputs else ()
+    if backend is Backend.HUMMING:
+        return Tensors(created, created)
+    wide, tall = inter, hidden
+    if backend is Backend.MARLIN:
+        wide = up(inter, 64 if hidden % 128 == 0 else 128)
+        scalars: tuple[int, ...] = (4 * n, 4 * n)
+    elif backend is Backend.FLASHINFER_TRTLLM:
+        wide, tall = up(inter, 64 if shape.gated else 128), up(hidden, 256)
+        scalars = (4 * n,) * 7
+    else:
+        scalars = (4 * n,) * 6
+    scales = _pair(n, ups, wide, tall, 1 / 16)
+    if backend in (Backend.FLASHINFER_CUTLASS, Backend.CUTLASS):
+        scales = (n * up(ups * inter, 128) * up(hidden // 16, 4), n * up(hidden, 128) * up(inter // 16, 4))
+    return Tensors(created, _pair(n, ups, wide, tall, 1 / 2) + scales + scalars)
+
+
+def _mxfp4_experts(shape: ExpertShape, backend: Backend, wide: int) -> Tensors:
+    """Padded when created, by backend; FlashInfer and Triton keep biases in F32, Triton swizzles the scales."""
+    n, ups = shape.number, 2 if shape.gated else 1
+    inter, hidden = mxfp4_padding(backend, shape.inter, shape.hidden)
+    weights, scales = _pair(n, ups, inter, hidden, 1 / 2), _pair(n, ups, inter, hidden, 1 / 32)
+    bias = (n * ups * inter * wide, n * hidden * wide) if shape.biased else ()
+    created = weights + scales + bias
+    if backend is Backend.TRITON:
+        scales = (
+            n * up(ups * inter, 256) * up(hidden // 32, 4),
+            n * up(hidden, 256) * up(inter // 32, 4),
+        )
+        return Tensors(created, weights + scales + tuple(2 * b for b in bias))
+    if backend is Backend.FLASHINFER_TRTLLM:
+        return Tensors(created, weights + scales + tuple(2 * b for b in bias))
+    return Tensors(created, created)
+
+
+def mxfp4_padding(backend: Backend, inter: int, hidden: int) -> tuple[int, int]:
+    """(intermediate, hidden) a backend creates MXFP4 experts with.
+    Source: vllm 0.33.0 fused_moe/oracle/mxfp4.py mxfp4_round_up_hidden_size_and_intermediate_size."""
+    if backend in (Backend.MARLIN, Backend.FLASHINFER_TRTLLM):
+        return up(inter, 128), up(hidden, 256)
+    if backend in (Backend.DEEP_GEMM, Backend.FLASHINFER_CUTLASS):
+        return up(inter, 128), up(hidden, 128)
+    return up(inter, 64), hidden
+
+
+def _int_experts(scheme: Scheme, shape: ExpertShape, wide: int) -> tuple[Sizes, Sizes]:
+    n, inter, hidden, ups = shape.number, shape.inter, shape.hidden, 2 if shape.gated else 1
+    weights = _pair(n, ups, inter, hidden, scheme.bits / 8)
+    group_up, group_down = scheme.group or hidden, scheme.group or inter
+    values = (n * ups * inter * cdiv(hidden, group_up), n * hidden * cdiv(inter, group_down))
+    scales = tuple(v * wide for v in values)
+    zeros = tuple(v * scheme.bits // 8 for v in values) if scheme.zeros else ()
+    if scheme.method == "gptq":
+        indices = (4 * n * hidden, 4 * n * inter)
+        return weights + scales + zeros + indices * 2, weights + scales
+    if scheme.method == "awq":
+        return weights + scales + zeros, weights + scales + zeros
+    return weights + scales + (8 * n, 8 * n), weights + scales

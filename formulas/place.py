@@ -1,0 +1,34 @@
+"""The place of a weight: everything that decides how it becomes bytes on one rank, and what it becomes there."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from .deployment import Deployment
+from .facts import Quantization
+from .geometry import Geometry
+from .kernels import Runtime, Tensors
+from .sharding import Part
+
+
+class Built(NamedTuple):
+    """One module on the rank: what it belongs to and its tensors."""
+
+    stack: str
+    part: Part
+    tensors: Tensors
+    host: bool = False
+
+
+class Place(NamedTuple):
+    """All that decides how a weight becomes bytes on this rank."""
+
+    geometry: Geometry
+    quantization: Quantization | None
+    deployment: Deployment
+    runtime: Runtime
+    rank: int
+
+    @property
+    def tp(self) -> int:
+        return self.deployment.tp

@@ -1,0 +1,125 @@
+"""Weights per rank, held to what the engine's own modules weigh and to what running engines reported."""
+
+import json
+from functools import lru_cache
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from formulas.allocator import Pool
+from formulas.deployment import Deployment, parse_capability, parse_version
+from formulas.facts import Quantization
+from formulas.geometry import parse_geometry
+from formulas.kernels import ExpertShape, Runtime, expert_tensors, linear_tensors
+from formulas.schemes import Kind, Scheme
+from formulas.units import MIB
+from formulas.weights import weights
+
+DATA = Path(__file__).parents[1].parent / "shared" / "data"
+MEASURED = DATA / "measured"
+needs_data = pytest.mark.skipif(not MEASURED.is_dir(), reason="the folder of measured data is not beside the project")
+
+# The measured rows name some parts in their own words.
+PARTS = {"experts": "expert", "linear_attn": "linear_attention", "hyper_conn": "hyper_connection", "rest": "other"}
+IGNORES = ("ignore", "modules_to_not_convert", "ignored_layers", "exclude_modules")
+
+
+@lru_cache(maxsize=64)
+def config_of(path):
+    """(geometry, quantization) of a config.json."""
+    config = json.loads(Path(path).read_text())
+    stated = config.get("quantization_config") or config.get("text_config", {}).get("quantization_config")
+    quantization = None
+    if stated:
+        ignore = next((stated[name] for name in IGNORES if stated.get(name)), ())
+        rest = {k: v for k, v in stated.items() if k not in IGNORES}
+        quantization = Quantization(method=stated.get("quant_method"), ignore=tuple(ignore), config=rest)
+    return parse_geometry(config), quantization
+
+
+def module_rows():
+    path = MEASURED / "engine_modules.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
+
+
+def predicted(row):
+    geometry, quantization = config_of(MEASURED / "module_configs" / row["model"] / "config.json")
+    deployment = Deployment(
+        version="0.33.0", tp=row["tp"], capability=row["capability"], expert_parallel=row["ep"],
+        max_num_batched_tokens=2048,
+    )  # fmt: skip
+    return weights(geometry, quantization, None, deployment, row["rank"])
+
+
+def on_card(parts):
+    return {PARTS.get(k, k): v for k, v in parts.items() if not k.startswith("host")}
+
+
+# The engine refuses this build after loading, so its row repeats the sizes from before.
+REFUSED = ("qwen3.8-flash-next-nvfp4", 4, "12.0")
+
+
+@needs_data
+@pytest.mark.parametrize("row", module_rows(), ids=lambda row: row["file"])
+def test_engine_modules_by_part(row):
+    got = predicted(row)
+    assert got.unmodelled == ()
+    for part, want in on_card(row["by"]).items():
+        assert got.created_by[part] == pytest.approx(want, rel=3e-4), part
+    assert sum(got.created_by.values()) == pytest.approx(row["total"], rel=1e-4)
+    assert got.host_pinned == row["by"].get("host:ple", 0)
+    if (row["model"], row["tp"], row["capability"]) != REFUSED:
+        assert sum(got.by.values()) == pytest.approx(row["post"]["total"], rel=1e-3)
+        assert got.allocated == pytest.approx(row["post"]["allocated"], rel=5e-3)
+
+
+def test_qwen3_8b_loads_what_its_log_says():
+    """vLLM logs 15.2683 GiB for Qwen3-8B on one card: parameters, the rotary cache and the allocator's rounding."""
+    config = {
+        "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "dtype": "bfloat16", "vocab_size": 151936,
+        "hidden_size": 4096, "intermediate_size": 12288, "num_hidden_layers": 36, "num_attention_heads": 32,
+        "num_key_value_heads": 8, "head_dim": 128, "max_position_embeddings": 40960, "tie_word_embeddings": False,
+    }  # fmt: skip
+    got = weights(parse_geometry(config), None, None, Deployment(capability="12.0"))
+    assert got.evidence == "config"
+    assert got.by["rope_cache"] == 40960 * 128 * 2
+    assert got.allocated / 2**30 == pytest.approx(15.2683, abs=2e-4)
+
+
+def test_an_unknown_model_is_unknown():
+    got = weights(parse_geometry({"model_type": "no_such_model", "num_hidden_layers": 2}), None, None, Deployment())
+    assert got.allocated is None
+    assert any("no_such_model" in reason for reason in got.unmodelled)
+
+
+@given(st.lists(st.integers(0, 64 * MIB), max_size=60), st.sampled_from([None, 20 * MIB]))
+def test_allocator_never_counts_less_than_asked(sizes, max_split):
+    pool = Pool(max_split)
+    blocks = [pool.allocate(size) for size in sizes]
+    assert all(block >= size for block, size in zip(blocks, sizes, strict=True))
+    assert pool.now == sum(blocks) <= sum(sizes) + len(sizes) * 2 * MIB
+    for block in blocks:
+        pool.release(block)
+    assert pool.now == 0
+
+
+@pytest.mark.parametrize("kind", [kind for kind in Kind if kind is not Kind.PLAIN])
+@pytest.mark.parametrize("sm", [80, 89, 90, 100, 120])
+def test_quantised_matrices_are_smaller_than_plain_ones(kind, sm):
+    runtime = Runtime(sm=sm)
+    scheme = Scheme(kind, group={Kind.NVFP4: 16, Kind.INT: 128}.get(kind, 32))
+    plain = linear_tensors(Scheme(), [1024, 256], 2048, False, runtime)
+    packed = linear_tensors(scheme, [1024, 256], 2048, False, runtime)
+    assert 0 < sum(packed.loaded) < 0.6 * sum(plain.loaded)
+    shape = ExpertShape(8, 768, 2048)
+    experts = expert_tensors(scheme, shape, runtime)
+    assert 0 < sum(experts.loaded) < 0.6 * sum(expert_tensors(Scheme(), shape, runtime).loaded)
+
+
+def test_versions_and_capabilities():
+    assert parse_version("0.33.0rc1") == (0, 33, 0)
+    assert parse_capability("12.1") == 121
+    with pytest.raises(ValueError, match="expected"):
+        parse_capability("twelve")
