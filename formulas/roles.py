@@ -47,7 +47,7 @@ ROLES: tuple[tuple[str, Role], ...] = (
     (r"^(?:.*\.)?self_attn\.(?:A_log|dt_bias|[qkv]_conv\d*d?|[fg]_[ab]_proj|b_proj|o_norm)(?:\.|$)",
      Role.LINEAR_ATTENTION),  # Kimi Linear; its q, k and v are named as attention's
     # Attention, with its norms, sinks, indexer and KV scales.
-    (r"(?:self_|cross_|encoder_)?(?:attn|attention)|indexer|att_proj|attn_out|attn_pool|image_pooling_\d*d",
+    (r"(?:self_|cross_|encoder_)?(?:attn|attention)|indexer|att_proj|attn_out|attn_pool|wqkv|wo|image_pooling_\d*d",
      Role.ATTENTION),
     (r"^(?:.*\.)?mixer\.(?:[qkvo]_proj|Wqkv|qkv_proj)(?:\.|$)", Role.ATTENTION),
     # Norms of the trunk, before the modules whose names they carry.
@@ -56,7 +56,7 @@ ROLES: tuple[tuple[str, Role], ...] = (
     (r"lm_head|embed_out|shared_head", Role.LM_HEAD),
     (r"^(?:output|head|mtp\.\d*\.head|model\.transformer\.ff_out)(?:\.|$)", Role.LM_HEAD),
     # Embeddings.
-    (r"embed_tokens|embed_in|embed|wte|wpe|emb|word_embeddings|tok_embeddings|embeddings?|new_embedding", Role.EMBED),
+    (r"embed_tokens|embed_in|embed_positions|embed|wte|wpe|emb|\w+_embeddings|embeddings?|new_embedding", Role.EMBED),
     (r"\w*patch_embed\w*|\w*pos_embed\w*|\w*position\w*_embedding\w*|\w*class_embedding|pad_embed", Role.EMBED),
     # What joins a drafter to the model it drafts for: held whole or gathered at once.
     (r"eh_proj|mtp_linear_proj", Role.OTHER),
