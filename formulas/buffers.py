@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
-from .geometry import Attention
+from .geometry import Attention, Layer
 from .kernels import Tensors
+from .kv_dtypes import cache_dtype
 from .ngram import table_is_pinned
 from .place import Built, Place
 from .rotary import rope_caches
@@ -52,19 +53,7 @@ def _attends_by_flashinfer(place: Place) -> bool:
         return False
     if g.text_model_type == "gpt_oss":
         return family == 120
-    stated = place.deployment.kv_cache_dtype
-    return _asks_for_fp8(place) if stated == "auto" else stated.startswith("fp8")
-
-
-def _asks_for_fp8(place: Place) -> bool:
-    """Whether the checkpoint itself asks for an FP8 cache, as modelopt's exports do."""
-    q = place.quantization
-    if q is None:
-        return False
-    scheme = q.config.get("kv_cache_scheme")
-    return (q.kv_cache_dtype or "").lower().startswith("fp8") or (
-        isinstance(scheme, Mapping) and scheme.get("num_bits") == 8 and (q.method or "").startswith("modelopt")
-    )
+    return cache_dtype(g, place.deployment, place.quantization).quantized
 
 
 def _scaled_attention(place: Place) -> bool:
@@ -73,16 +62,13 @@ def _scaled_attention(place: Place) -> bool:
     return method == "fp8" or method.startswith("modelopt")
 
 
-def attention_buffers(place: Place, index: int, *, first: bool) -> Iterator[Built]:
+def attention_buffers(place: Place, stack: str, layer: Layer, index: int, *, first: bool) -> Iterator[Built]:
     """What the engine adds to a layer beside the checkpoint's weights: KV scales, index buffers, rotary caches."""
     g, d = place.geometry, place.deployment
-    if index >= len(g.layers):
-        return
-    layer = g.layer(index)
     if first:
         caches = tuple(rope_caches(g, d))
         yield Built("main", Part.ROPE_CACHE, Tensors(caches, caches))
-    if g.ngram is not None and index + 1 in g.ngram.layers and table_is_pinned(d) and g.ngram.size and g.ngram.heads:
+    if stack == "main" and g.ngram and index + 1 in g.ngram.layers and table_is_pinned(d) and g.ngram.size and g.ngram.heads:
         ids = (_tokens(place) * (g.ngram.size - 1) * g.ngram.heads * 8,)
         yield Built("main", Part.PLE, Tensors(ids, ids))
     if layer.attention is Attention.NONE:
@@ -92,4 +78,4 @@ def attention_buffers(place: Place, index: int, *, first: bool) -> Iterator[Buil
         scales += (_tokens(place) * (g.indexer.topk + (g.indexer.compress_ratio or 1)) * 4,)
     grouped = layer.attention in (Attention.FULL, Attention.SLIDING, Attention.CHUNKED)
     extra = (4, 4) if grouped and _scaled_attention(place) else ()
-    yield Built("main", Part.ATTENTION, Tensors(scales + extra, scales))
+    yield Built(stack, Part.ATTENTION, Tensors(scales + extra, scales))

@@ -45,8 +45,11 @@ def build(known: Iterable[Weight], place: Place, unmodelled: list[str]) -> Itera
         if key == ("main", None):
             yield from model_buffers(place)
         if key[0] == "main" and key[1] is not None:
-            yield from attention_buffers(place, key[1], first=first_attention)
+            yield from attention_buffers(place, "main", place.geometry.layer(key[1]), key[1], first=first_attention)
             first_attention = False
+        if key[0] == "mtp" and key[1] is not None and place.geometry.mtp_kinds:
+            kinds = place.geometry.mtp_kinds
+            yield from attention_buffers(place, "mtp", kinds[key[1] % len(kinds)], key[1], first=False)
     yield from _layer("main", late, place, unmodelled)
 
 
@@ -113,7 +116,10 @@ def _module(stack: str, name: str, parts: list[tuple[Weight, Rule]], place: Plac
     if name.endswith("_hc.down"):
         outs.append(-sum(outs) % 16)
     biased = any(w.bias for w, _ in parts)
-    tensors = linear_tensors(scheme, outs, inner, biased, place.runtime)
+    runtime = place.runtime
+    if rule.part is Part.ROUTER and place.geometry.text_model_type in _ROUTER_F32:
+        runtime = runtime._replace(float_bytes=4)
+    tensors = linear_tensors(scheme, outs, inner, biased, runtime)
     if name == "kv_b_proj" or first.name.endswith(".kv_b_proj"):
         tensors = _with_absorbed(tensors, scheme, sum(outs) * inner, place)
     return Built(stack, rule.part, tensors)

@@ -129,7 +129,7 @@ def _below_layer(name: str) -> tuple[int | None, str]:
 
 
 _LEAF = re.compile(
-    r"^(?P<module>.*?)(?:(?<=\w)\.|_(?=blocks$|scales$|bias$)|$)"
+    r"^(?P<module>.*?)(?:(?<=\w)\.|(?<=_proj)_(?=blocks$|scales$|bias$)|$)"
     r"(?P<leaf>weight|weight_packed|weight_scale|weight_scale_inv|weight_scale_2|weight_global_scale|weight_shape|"
     r"weight_zero_point|weight_g_idx|input_scale|input_global_scale|qweight|qzeros|scales|g_idx|bias|blocks|scale|"
     r"k_scale|v_scale|k_proj\.output_scale|pre_quant_scale)$"
@@ -171,8 +171,7 @@ def recognise(shapes: Mapping[str, Shape], dtypes: Mapping[str, str]) -> tuple[S
     if "weight_packed" in shapes:
         return _recognise_compressed(shapes, dtypes)
     if "weight" not in shapes:
-        leaf = next(iter(shapes)) if len(shapes) == 1 else None
-        return None if leaf is None or leaf in ("bias", "k_scale", "v_scale") else (shapes[leaf], PLAIN, dtypes[leaf])
+        return (shapes[""], PLAIN, dtypes[""]) if "" in shapes else None
     shape, dtype = shapes["weight"], dtypes["weight"]
     inputs = "input_scale" in shapes or "input_global_scale" in shapes
     scale = shapes.get("weight_scale_inv", shapes.get("weight_scale", shapes.get("scale")))

@@ -80,7 +80,7 @@ TEXT_RULES = _rules(
     (r"^embed_tokens_per_layer$", Part.PLE, Hold.VOCAB),
     (r"^per_layer_model_projection$", Part.PLE, Hold.ROWS),
     (r"^(per_layer_|post_per_layer_input_norm)", Part.PLE, Hold.WHOLE),
-    (r"^ple\.ple_embedding\.ngram_embedding\.(shards?[._]\d+)$", Part.PLE, Hold.TABLE),
+    (r"^ple\.ple_embedding\.ngram_embedding\.(shards?[._]\d+)$", Part.PLE, Hold.TABLE, "ngram table"),
     (r"^ple\.ple_embedding\.ngram_embedding$", Part.PLE, Hold.TABLE),
     (r"^ple\.ple_embedding\.ngram_embedding\.", Part.PLE, Hold.SKIP),
     (r"^ple\.ple_embedding\.", Part.PLE, Hold.WHOLE, "", False, "I64"),
