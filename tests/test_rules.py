@@ -13,7 +13,7 @@ SHELL = {"formulas": {"cli", "console", "report"}, "screen": {"cli", "hub", "cac
          "stage": {"cli", "store", "sources", "fetch", "execute", "serve"}}  # fmt: skip
 PURE_SCREEN = {"repo", "header", "census", "formats", "quantization", "shards", "chain", "findings", "gates",
                "contents", "policy", "compare"}  # fmt: skip
-PURE_STAGE = {"plan", "journal"}
+PURE_STAGE = {"plan", "journal", "spans", "manifest"}
 IMPURE = {"requests", "os", "pathlib", "tempfile", "shutil", "socket", "subprocess", "threading", "concurrent", "time",
           "random", "logging", "typer"}  # fmt: skip
 MODULES = sorted(p for package in ORDER for p in (ROOT / package).glob("*.py"))

@@ -1,0 +1,387 @@
+"""The command line of `stage`: environment, clock, terminal and network enter here and nowhere else."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from importlib.metadata import version
+from pathlib import Path
+from typing import Annotated, Any
+
+import orjson
+import typer
+from tqdm import tqdm
+
+from formulas.console import NO, YES, application, data, json_line, message, report, run, table
+from formulas.errors import BadInput, DiskFull, NotFound, ToolkitError
+from formulas.units import human, parse_size
+from screen.hub import Hub, connect
+from screen.pacing import Wait
+from screen.repo import parse_repo_line
+from screen.wire import Limits
+
+from . import execute, inventory, progress
+from .execute import Places
+from .fetch import HASHERS, Event
+from .job import Order, find, plan_document, read_lock, stage
+from .lock import hold
+from .manifest import Manifest
+from .serve import Mirror
+from .sources import Thresholds
+from .store import Store, disk_free
+from .verify import Verification, verify
+
+app = application("stage", "Verified checkpoints on this node's disk: resumable, from whichever source is fast.")
+DEFAULTS, WIRE = Thresholds(), Limits()
+
+Repos = Annotated[list[str] | None, typer.Argument(metavar="REPO[@REV]...", help="the revision is main unless given")]
+StoreDir = Annotated[Path | None, typer.Option("--store", help="the store [CKPT_STORE, else the user's data folder]")]
+Endpoint = Annotated[str | None, typer.Option(help="the Hub to ask [HF_ENDPOINT, else https://huggingface.co]")]
+Token = Annotated[str | None, typer.Option(help="access token [as huggingface_hub finds it]")]
+From = Annotated[str | None, typer.Option("--from", help="lines of `screen --json`, a file or -: the rows it kept")]
+Include = Annotated[list[str] | None, typer.Option(help="only files that match, e.g. '*.json'; repeatable")]
+Exclude = Annotated[list[str] | None, typer.Option(help="no files that match; repeatable")]
+Reuse = Annotated[list[Path] | None, typer.Option(help="a folder that may hold some of the bytes; repeatable")]
+Lock = Annotated[Path | None, typer.Option("--lock", help="a manifest to take commit, sizes and digests from: no API")]
+Json = Annotated[bool, typer.Option("--json", help="one JSON object a line")]
+Quiet = Annotated[bool, typer.Option("--quiet", help="nothing on stderr but errors")]
+LockWait = Annotated[float, typer.Option(help="seconds to wait for another run on this store")]
+
+
+@app.callback(invoke_without_command=True)
+def about(show_version: Annotated[bool, typer.Option("--version", help="print the version and stop")] = False) -> None:
+    if show_version:
+        data(_tool())
+        raise typer.Exit(YES)
+
+
+@app.command("run", hidden=True)
+def run_command(
+    repos: Repos = None,
+    verdicts: From = None,
+    mirror: Annotated[list[str] | None, typer.Option(help="another place for the bytes; repeatable")] = None,
+    to: Annotated[Path | None, typer.Option(help="also lay the snapshot out in this folder, as plain files")] = None,
+    copy: Annotated[bool, typer.Option("--copy", help="with --to: writable copies, no read-only links")] = False,
+    hf_cache: Annotated[bool, typer.Option("--hf-cache", help="also publish in the Hugging Face cache")] = False,
+    reuse: Reuse = None,
+    include: Include = None,
+    exclude: Exclude = None,
+    lock: Lock = None,
+    store: StoreDir = None,
+    endpoint: Endpoint = None,
+    token: Token = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+    connections: Annotated[int, typer.Option(min=1, help="to one source, at most")] = DEFAULTS.connections,
+    part_size: Annotated[str, typer.Option(help="smallest range of one request")] = "16MiB",
+    stall_seconds: Annotated[float, typer.Option(help="a connection without a byte so long is given up")] = 30.0,
+    first_byte_seconds: Annotated[float, typer.Option(help="until an answer begins")] = WIRE.first_byte_seconds,
+    call_seconds: Annotated[float, typer.Option(help="until an API call is answered, tries included")] = 120.0,
+    slow_seconds: Annotated[float, typer.Option(help="a source is judged by its rate over so long")] = 30.0,
+    slow_floor: Annotated[str, typer.Option(help="under so many bytes a second a source is slow")] = "256KiB",
+    slow_share: Annotated[float, typer.Option(help="or under this share of the best one's rate")] = 0.1,
+    probe_seconds: Annotated[float, typer.Option(help="until a failed or slow source is tried again")] = 60.0,
+    retries: Annotated[int, typer.Option(min=0, help="of a source in a row, without progress")] = DEFAULTS.retries,
+    backoff_seconds: Annotated[float, typer.Option(help="after the first failure; doubles")] = 0.5,
+    throttle_seconds: Annotated[float, typer.Option(help="at most, waiting for a rate limit")] = WIRE.throttle_seconds,
+    reserve: Annotated[str, typer.Option(help="disk space to leave free")] = "1GiB",
+    lock_wait: LockWait = 60.0,
+) -> int:
+    """Puts checkpoints on this disk, verified; run again to continue."""
+    if copy and to is None:
+        raise BadInput("--copy: expected --to DIR beside it, got none")
+    show = _shown(as_json, quiet)
+    smallest = parse_size(part_size)
+    limits = Limits(
+        first_byte_seconds=first_byte_seconds, stall_seconds=stall_seconds, call_seconds=call_seconds,
+        floor_window_seconds=slow_seconds, throttle_seconds=throttle_seconds, retries=retries,
+        backoff_seconds=backoff_seconds, connections=connections + 1,
+    )  # fmt: skip
+    order = Order(
+        Store(_store_folder(store)),
+        Places(
+            _hf_cache(), tuple(reuse or ()), to, ("reflink", "copy") if copy else ("hard link", "reflink", "copy"),
+            _hf_cache() if hf_cache else None,
+        ),
+        Thresholds(
+            slow_seconds=slow_seconds, floor_bytes_per_second=parse_size(slow_floor), slow_share=slow_share,
+            probe_seconds=probe_seconds, retries=retries, backoff_seconds=backoff_seconds, connections=connections,
+            part_bytes=smallest, largest_part_bytes=4 * smallest, reserve_bytes=parse_size(reserve),
+        ),
+        _hub(endpoint, token, limits, show),
+        tuple(_hub(url, "", limits, show) for url in mirror or ()),
+        tuple(include or ()), tuple(exclude or ()), lock, _tool(),
+    )  # fmt: skip
+    codes = set[int]()
+    with _interruptible(), _disk_errors():
+        targets = _targets(repos, verdicts, lock)
+        order.store.create()
+        with hold(order.store.lock_path, wait_seconds=lock_wait, on_wait=_waits_for_lock(show)):
+            order.store.compact()
+            for repo, revision in targets:
+                try:
+                    folder = stage(order, repo, revision, show)
+                    codes.add(YES)
+                    if not as_json:
+                        data(str(folder))
+                except DiskFull:
+                    raise
+                except ToolkitError as error:
+                    report(error, as_json=as_json)
+                    codes.add(error.exit_code)
+    return max(codes, default=YES)
+
+
+@app.command("plan")
+def plan_command(
+    repos: Repos = None, verdicts: From = None, reuse: Reuse = None, include: Include = None, exclude: Exclude = None,
+    lock: Lock = None, store: StoreDir = None, endpoint: Endpoint = None, token: Token = None, as_json: Json = False,
+) -> int:  # fmt: skip
+    """What a run would fetch, resume and reuse, and the disk space it needs; writes nothing."""
+    order = Order(
+        Store(_store_folder(store)), Places(_hf_cache(), tuple(reuse or ())), DEFAULTS,
+        _hub(endpoint, token, WIRE, progress.Lines()), (), tuple(include or ()), tuple(exclude or ()), lock,
+    )  # fmt: skip
+    with _disk_errors():
+        for repo, revision in _targets(repos, verdicts, lock):
+            steps = execute.plan(order.store, find(order, repo, revision), order.places)
+            document = plan_document(steps, disk_free(order.store.root))
+            if as_json:
+                json_line(document)
+            else:
+                data(_plan_text(document))
+    return YES
+
+
+@app.command("verify")
+def verify_command(
+    repos: Repos = None, store: StoreDir = None, as_json: Json = False, quiet: Quiet = False,
+    threads: Annotated[int, typer.Option(min=1, help="files digested at once")] = HASHERS,
+) -> int:  # fmt: skip
+    """Digests what is staged again, in the store and wherever it was laid out, and checks every header."""
+    place = Store(_store_folder(store))
+    codes = set[int]()
+    with _interruptible(), _disk_errors():
+        for manifest in _manifests(place, repos):
+            total = sum(manifest.sizes.values())
+            hidden = quiet or as_json or not sys.stderr.isatty()
+            with tqdm(total=total, unit="B", unit_scale=True, unit_divisor=1024, leave=False, disable=hidden) as bar:
+                found = verify(place, manifest, threads=threads, on_bytes=bar.update)
+            codes.add(_show_verification(manifest, found, as_json=as_json))
+    return max(codes, default=YES)
+
+
+@app.command("ls")
+def ls_command(store: StoreDir = None, as_json: Json = False) -> int:
+    """Which snapshots the store holds, and how much of each no other one has."""
+    snapshots = inventory.list_snapshots(Store(_store_folder(store)))
+    if as_json:
+        for item in snapshots:
+            json_line(item._asdict() | {"shared_bytes": item.shared_bytes})
+        return YES
+    rows = [("repo", "commit", "refs", "files", "size", "shared", "own", "laid out in")]
+    rows += [
+        (s.repo, s.commit[:8], " ".join(s.refs), str(s.files), human(s.bytes), human(s.shared_bytes),
+         human(s.own_bytes), " ".join(s.placements))
+        for s in snapshots
+    ]  # fmt: skip
+    data("\n".join(table(rows, right=lambda column: 3 <= column <= 6)))
+    return YES
+
+
+@app.command("gc")
+def gc_command(
+    drop: Annotated[list[str] | None, typer.Option(help="a snapshot to give up, REPO[@REV]; repeatable")] = None,
+    apply: Annotated[bool, typer.Option("--apply", help="remove what the plan lists")] = False,
+    store: StoreDir = None, as_json: Json = False, lock_wait: LockWait = 60.0,
+) -> int:  # fmt: skip
+    """What no snapshot needs: unreferenced blobs, unfinished downloads. A plan, unless --apply is given."""
+    place = Store(_store_folder(store))
+    dropped = [parse_repo_line(line) for line in drop or ()]
+    with _disk_errors():
+        if not apply:
+            _show_removal(inventory.plan_gc(place, dropped), as_json=as_json)
+            return YES
+        place.create()
+        with hold(place.lock_path, wait_seconds=lock_wait, on_wait=_waits_for_lock(progress.Lines())):
+            removal = inventory.plan_gc(place, dropped)
+            _show_removal(removal, as_json=as_json)
+            inventory.collect(place, removal)
+    return YES
+
+
+@app.command("serve")
+def serve_command(
+    store: StoreDir = None,
+    host: Annotated[str, typer.Option(help="address to listen on; others than loopback are reachable")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="0 takes a free one")] = 8600,
+) -> int:
+    """The store as a read-only mirror: give its address to `stage --mirror` on other nodes."""
+    with _disk_errors(), Mirror(Store(_store_folder(store)), (host, port)) as mirror:
+        data(mirror.url)
+        sys.stdout.flush()
+        mirror.serve_forever()
+    return YES
+
+
+def main() -> None:
+    code = run(app)
+    with contextlib.suppress(BrokenPipeError):
+        sys.stdout.flush()
+    os._exit(code)  # a connection that is just being made is not waited for; everything on disk is settled
+
+
+def _tool() -> str:
+    return f"stage {version('checkpoint-toolkit')}"
+
+
+def _store_folder(given: Path | None) -> Path:
+    if given or os.environ.get("CKPT_STORE"):
+        return Path(given or os.environ["CKPT_STORE"]).expanduser()
+    home = os.environ.get("XDG_DATA_HOME") or "~/.local/share"
+    return Path(home).expanduser() / "checkpoint-toolkit" / "store"
+
+
+def _hf_cache() -> Path:
+    """Where huggingface_hub keeps its cache (2.4.0 constants.py `HF_HUB_CACHE`), without the price of importing it."""
+    home = os.environ.get("HF_HOME") or os.path.join(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "huggingface")
+    return Path(os.environ.get("HF_HUB_CACHE") or os.path.join(home, "hub")).expanduser()
+
+
+def _hub(url: str | None, token: str | None, limits: Limits, show: Callable[[Event], None]) -> Callable[[], Hub]:
+    def tell(wait: Wait) -> None:
+        because = f"{wait.origin} allows no more {wait.bucket} requests yet ({wait.because})"
+        show({"event": "wait", "url": wait.origin, "seconds": wait.seconds, "because": because})
+
+    return lambda: connect(url, token, limits=limits, on_event=tell)
+
+
+def _shown(as_json: bool, quiet: bool) -> Callable[[Event], None]:
+    if as_json:
+        return progress.as_json()
+    if quiet:
+        return progress.silent
+    return progress.Bar() if sys.stderr.isatty() else progress.Lines()
+
+
+def _waits_for_lock(show: Callable[[Event], None]) -> Callable[[str], None]:
+    return lambda because: show({"event": "locked", "because": because})
+
+
+def _targets(repos: list[str] | None, verdicts: str | None, lock: Path | None) -> list[tuple[str, str]]:
+    """(repo, revision) of everything asked for, each once, in order."""
+    asked = [parse_repo_line(line) for line in repos or ()]
+    if verdicts is not None:
+        asked += _kept(verdicts)
+    if lock is not None and not asked:
+        locked = read_lock(lock)
+        asked = [(locked.repo, locked.commit)]
+    if not asked:
+        raise BadInput("REPO: expected org/name[@revision], --from or --lock, got nothing")
+    return list(dict.fromkeys(asked))
+
+
+def _kept(name: str) -> list[tuple[str, str]]:
+    """The rows of `screen --json` with outcome keep, at the commit that was judged; the others are listed on stderr."""
+    try:
+        lines = (sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()).splitlines()
+    except FileNotFoundError:
+        raise BadInput(f"{name}: expected lines of `screen --json`, got no such file") from None
+    kept = []
+    for number, line in enumerate(lines, 1):
+        try:
+            row: Any = orjson.loads(line)
+            repo, commit, outcome = row["canonical"] or row["repo"], row["commit"], row["outcome"]
+        except (orjson.JSONDecodeError, KeyError, TypeError):
+            raise BadInput(f"{name} line {number}: expected a verdict of `screen --json`, got {line[:60]!r}") from None
+        if outcome == "keep" and commit:
+            kept.append(parse_repo_line(f"{repo}@{commit}"))
+        else:
+            message(f"skipped {row['repo']}: {outcome}")
+    return kept
+
+
+def _manifests(store: Store, repos: list[str] | None) -> list[Manifest]:
+    if not repos:
+        return list(store.read_manifests())
+    found = []
+    for repo, revision in map(parse_repo_line, repos):
+        commit = store.read_ref(repo, revision)
+        manifest = store.read_manifest(repo, commit) if commit else None
+        if manifest is None:
+            raise NotFound(f"{repo}@{revision}: expected a staged snapshot, got none", hint="see `stage ls`")
+        found.append(manifest)
+    return found
+
+
+def _show_verification(manifest: Manifest, found: Verification, *, as_json: bool) -> int:
+    structure = found.structure
+    problems = [*found.differences, *structure.broken, *structure.misplaced]
+    if as_json:
+        json_line({
+            "repo": manifest.repo, "commit": manifest.commit, "files": found.files, "bytes": found.bytes,
+            "seconds": round(found.seconds, 3), "shards": structure.shards, "tensors": structure.tensors,
+            "broken_headers": len(structure.broken),
+            "differences": [{"path": problem.path, "because": problem.because} for problem in problems],
+        })  # fmt: skip
+    else:
+        rate = human(found.bytes / found.seconds) if found.seconds else "unknown"
+        data(
+            f"{manifest.repo}@{manifest.commit[:8]}: {found.files} files, {human(found.bytes)} at {rate}/s; "
+            f"{structure.shards} shards, {len(structure.broken)} broken headers, {structure.tensors} tensors; "
+            + (f"{len(problems)} differences" if problems else "all as the manifest says")
+        )
+        for problem in problems:
+            data(f"  {problem.path}: {problem.because}")
+    return NO if problems else YES
+
+
+def _plan_text(plan: dict[str, Any]) -> str:
+    lines = [
+        f"{plan['repo']}@{plan['commit'][:8]}: {plan['files']} files",
+        f"  fetch   {human(plan['fetch_bytes'])}",
+        f"  resume  {human(plan['resume_bytes'])}",
+        f"  reuse   {human(plan['reuse_bytes'])}",
+        f"  disk    {human(plan['free_bytes_needed'])} needed, {human(plan['free_bytes'])} free",
+    ]
+    return "\n".join(lines + [f"  skip    {skipped['path']}: {skipped['because']}" for skipped in plan["skipped"]])
+
+
+def _show_removal(removal: inventory.Removal, *, as_json: bool) -> None:
+    names = [str(path) for path in (*removal.refs, *removal.manifests, *removal.snapshots)]
+    names += [oid for oid, _ in removal.blobs] + [str(path) for path, _ in removal.partials]
+    if as_json:
+        json_line({"remove": names, "blobs": len(removal.blobs), "bytes": removal.bytes})
+        return
+    for name in names:
+        data(f"remove {name}")
+    data(f"{len(removal.blobs)} blobs and {len(removal.partials)} unfinished files, {human(removal.bytes)}")
+
+
+@contextlib.contextmanager
+def _interruptible() -> Iterator[None]:
+    """SIGTERM ends a run as Ctrl-C does: what has arrived is noted, and running again continues."""
+
+    def interrupt(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+@contextlib.contextmanager
+def _disk_errors() -> Iterator[None]:
+    """What a disk refuses, as a sentence: the paths and the numbers are the user's own."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise DiskFull(f"{error.filename or 'disk'}: expected room, got none; what was fetched is kept") from None
+        raise ToolkitError(f"{error.filename or 'disk'}: {error.strerror or error}") from error
