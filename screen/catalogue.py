@@ -11,11 +11,8 @@ import functools
 import gzip
 import importlib.resources
 import json
-import random
 import re
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from math import prod
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -24,13 +21,22 @@ from pydantic import BaseModel, ConfigDict
 
 from formulas.errors import BadInput
 from formulas.facts import Group
-from formulas.tensors import DTYPE_BITS, TensorGroup, expand, tensor_bytes
+from formulas.tensors import TensorGroup, expand, tensor_bytes
 
+from .demofiles import (
+    INDEX,
+    Tensor,
+    byte_tokenizer,
+    elements,
+    head_bytes,
+    header_bytes,
+    index_file,
+    safetensors_file,
+    tensor_names,
+)  # fmt: skip
 from .demorepo import Content, DemoRepo
 
-INDEX = "model.safetensors.index.json"
 _DIGITS = re.compile(r"\d+")
-_DTYPE_ORDER = {dtype: -place for place, dtype in enumerate(DTYPE_BITS)}  # widest first, as the format's writers do
 
 
 class Rule(BaseModel):
@@ -83,12 +89,6 @@ class Description(BaseModel):
     unsafe: dict[str, str] = {}
 
 
-class Tensor(NamedTuple):
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-
-
 class Shard(NamedTuple):
     file: str
     tensors: list[Tensor]
@@ -131,57 +131,15 @@ def _recorded(path: Path, config: Path | None) -> dict[str, Any]:
     files: dict[str, Any] = {}
     for shard, header in document["headers"].items():
         tensors = [Tensor(n, t["dtype"], tuple(t["shape"])) for n, t in header.items() if n != "__metadata__"]
-        files[shard] = Content(_header_bytes(header), document["file_sizes"][shard], elements=_elements(tensors))
+        files[shard] = Content(header_bytes(header), document["file_sizes"][shard], elements=elements(tensors))
     if len(files) > 1:
         owners = {n: s for s, header in document["headers"].items() for n in header if n != "__metadata__"}
         data_bytes = sum(t["data_offsets"][1] - t["data_offsets"][0] for h in document["headers"].values()
                          for n, t in h.items() if n != "__metadata__")  # fmt: skip
-        files[INDEX] = _index(owners, {"total_size": data_bytes})
+        files[INDEX] = index_file(owners, {"total_size": data_bytes})
     for extra in sorted(config.glob("*.json")) if config and config.is_dir() else ():
         files[extra.name] = extra
     return files
-
-
-def small_repo(name: str, shards: Mapping[str, Sequence[Tensor]], *, seed: int = 0, **about: Any) -> DemoRepo:
-    """A repo of real random weights with index, config and tokenizer: small enough to fetch, verify and load."""
-    files: dict[str, Any] = {file: safetensors_file(tensors, seed=seed + i)
-                             for i, (file, tensors) in enumerate(shards.items())}  # fmt: skip
-    if len(shards) > 1:
-        total = sum(tensor_bytes(t.dtype, t.shape) for tensors in shards.values() for t in tensors)
-        files[INDEX] = _index({t.name: file for file, ts in shards.items() for t in ts}, {"total_size": total})
-    return DemoRepo(name, files | {"config.json": {"model_type": "demo"}, "tokenizer.json": byte_tokenizer()}, **about)
-
-
-def safetensors_file(
-    tensors: Iterable[Tensor], *, metadata: Mapping[str, str] | None = None, seed: int | None = None
-) -> Content:
-    """A safetensors file of these tensors, laid out as the format's writers do: wide dtypes first, then by name.
-
-    Its data is zeros, or with a `seed` random: then BF16, F16 and F32 values are finite and small, as weights are.
-    """
-    tensors = sorted(tensors, key=lambda t: (_DTYPE_ORDER[t.dtype], t.name))
-    header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
-    at = 0
-    for name, dtype, shape in tensors:
-        stop = at + tensor_bytes(dtype, shape)
-        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": (at, stop)}
-        at = stop
-    head = _header_bytes(header)
-    size = len(head) + at
-    if seed is not None:
-        source = random.Random(seed)
-        head += b"".join(_weights(source, t.dtype, tensor_bytes(t.dtype, t.shape)) for t in tensors)
-    return Content(head, size, elements=_elements(tensors))
-
-
-def byte_tokenizer() -> dict[str, Any]:
-    """A tokenizer.json that knows single bytes only: valid, and small."""
-    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    rest = [byte for byte in range(256) if byte not in printable]
-    letters = [*map(chr, printable), *(chr(256 + i) for i in range(len(rest)))]
-    model = {"type": "BPE", "vocab": {letter: i for i, letter in enumerate(letters)}, "merges": []}
-    return {"version": "1.0", "added_tokens": [], "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": False},
-            "decoder": {"type": "ByteLevel"}, "model": model}  # fmt: skip
 
 
 # From a description to files.
@@ -191,6 +149,7 @@ def _repo(description: Description) -> DemoRepo:
     about = {name: getattr(description, name) for name in (
         "gated", "private", "disabled", "missing", "renamed_to", "tags", "downloads", "likes", "created", "unsafe",
         "card")}  # fmt: skip
+    about["tags"] = (*_listed_tags(description), *description.tags)
     return DemoRepo(description.repo, functools.partial(_files, description.repo), **about)
 
 
@@ -212,6 +171,12 @@ def _files(name: str) -> dict[str, Any]:
     if description.random_weights is not None:
         files |= {"tokenizer.json": byte_tokenizer(), "generation_config.json": {"eos_token_id": 0}}
     return files | description.files
+
+
+def _listed_tags(description: Description) -> tuple[str, ...]:
+    config = _inherited(description, "config") or {}
+    stored = ("safetensors",) if _inherited(description, "groups") else ()
+    return (*stored, config["model_type"]) if "model_type" in config else stored
 
 
 def _inherited(description: Description, name: str) -> Any:
@@ -279,9 +244,9 @@ def _seed(description: Description, number: int) -> int | None:
 @functools.cache
 def _described_index(name: str, unindexed: tuple[str, ...], metadata: str) -> Content:
     shards = {file: content for file, content in _shards(name).items() if file not in unindexed}
-    owners = {tensor: file for file, content in shards.items() for tensor in _names(content)}
-    total = sum(content.size - _head_bytes(content) for content in shards.values())
-    return _index(owners, {"total_size": total} if metadata == "total" else {})
+    owners = {tensor: file for file, content in shards.items() for tensor in tensor_names(content)}
+    total = sum(content.size - head_bytes(content) for content in shards.values())
+    return index_file(owners, {"total_size": total} if metadata == "total" else {})
 
 
 def lay_out(tensors: Iterable[Tensor], rules: Sequence[Rule]) -> Iterator[Shard]:
@@ -322,46 +287,3 @@ def _filled(tensors: Iterable[Tensor], max_bytes: int) -> Iterator[list[Tensor]]
 def _natural(name: str) -> str:
     """A sort key by which numbers count as numbers."""
     return _DIGITS.sub(lambda digits: digits[0].zfill(9), name)
-
-
-# Bytes.
-
-
-def _header_bytes(header: Mapping[str, Any]) -> bytes:
-    """Length, JSON and padding to a multiple of 8: a safetensors file up to its data."""
-    text = orjson.dumps(header)
-    text += b" " * (-len(text) % 8)
-    return len(text).to_bytes(8, "little") + text
-
-
-def _head_bytes(content: Content) -> int:
-    return 8 + int.from_bytes(content.head[:8], "little")
-
-
-def _names(content: Content) -> list[str]:
-    return [name for name in orjson.loads(content.head[8 : _head_bytes(content)]) if name != "__metadata__"]
-
-
-def _index(owners: Mapping[str, str], metadata: Mapping[str, Any]) -> Content:
-    document = {"metadata": metadata, "weight_map": dict(sorted(owners.items()))}
-    return Content(orjson.dumps(document, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE))
-
-
-def _elements(tensors: Iterable[Tensor]) -> dict[str, int]:
-    counted: Counter[str] = Counter()
-    for tensor in tensors:
-        counted[tensor.dtype] += prod(tensor.shape)
-    return dict(counted)
-
-
-# Sign kept, exponent held between 2^-9 and 2^-6: the top byte of a BF16 or F32 value that looks like a weight.
-_SMALL = bytes((byte & 0x80) | 0x3B + (byte & 1) for byte in range(256))
-
-
-def _weights(source: random.Random, dtype: str, count: int) -> bytes:
-    data = bytearray(source.randbytes(count))
-    if dtype in ("BF16", "F16"):
-        data[1::2] = data[1::2].translate(_SMALL if dtype == "BF16" else bytes(b & 0x9F for b in range(256)))
-    elif dtype == "F32":
-        data[3::4] = data[3::4].translate(_SMALL)
-    return bytes(data)

@@ -8,12 +8,12 @@ and the Hub's documentation of rate limits and of downloads (huggingface.co/docs
 
 from __future__ import annotations
 
-import contextlib
+import functools
 import gzip
 import hashlib
 import os
+import re
 import socket
-import socketserver
 import threading
 import time
 from collections import Counter
@@ -24,11 +24,14 @@ from typing import Any, NamedTuple
 from urllib.parse import quote, urlencode
 
 from . import demoapi
-from .demoapi import Request, Response
 from .demofaults import Fault, Kind
+from .demohttp import Request, Response, Server, document
 from .demorepo import PIECE_BYTES, Content, DemoRepo
 
 BUDGETS = {"api": 6_000, "resolvers": 50_000, "pages": 600}  # requests per window: the Hub's Enterprise plan
+
+COUNTS = "/-/counts"  # `counts` as JSON, for a Hub in another process; itself not counted
+_RANGE = re.compile(r"bytes=(?=.*\d)(?P<first>\d*)-(?P<last>\d*)")  # one range; the Hub answers others whole
 
 Answer = Callable[[Request], Response]
 
@@ -92,7 +95,8 @@ class DemoHub:
         answers: dict[str, Answer] = {"hub": self._answer_hub, "cdn": self._answer_cdn}
         answers |= {name: self._answer_mirror(name) for name in (f"mirror{number}" for number in range(mirrors))}
         self._servers = {
-            name: _Server(name, port if name == "hub" else 0, self, answer) for name, answer in answers.items()
+            name: Server(port if name == "hub" else 0, functools.partial(self._serve, name, answer))
+            for name, answer in answers.items()
         }
 
     @property
@@ -159,6 +163,8 @@ class DemoHub:
     # What the three kinds of origin answer.
 
     def _answer_hub(self, request: Request) -> Response:
+        if request.path == COUNTS:
+            return document({route: traffic._asdict() for route, traffic in self.counts.items()}, route=COUNTS)
         bucket = demoapi.bucket(request.path)
         left, reset = self._spend(bucket, request.token)
         response = demoapi.answer(self, request) if left >= 0 else Response(429, body=b"Too many requests", route="api")
@@ -217,7 +223,7 @@ class DemoHub:
 
     # Delivery, with what is wrong with it.
 
-    def strike(self, route: str, subject: str) -> list[Fault]:
+    def _strike(self, route: str, subject: str) -> list[Fault]:
         """The faults that strike this request; each uses up one of its `times`."""
         struck = []
         with self._lock:
@@ -227,9 +233,10 @@ class DemoHub:
                     struck.append(fault)
         return struck
 
-    def deliver(self, connection: socket.socket, origin: str, request: Request, response: Response) -> bool:
+    def _serve(self, origin: str, answer: Answer, connection: socket.socket, request: Request) -> bool:
         """Sends the answer; whether the connection can carry another request."""
-        faults = self.strike(response.route, response.subject)
+        response = answer(request)
+        faults = self._strike(response.route, response.subject)
         for fault in faults:
             response = _misanswer(fault, request, response)
         if self.closing.wait(self.latency + sum(f.seconds for f in faults if f.kind is Kind.SLOW)):
@@ -245,7 +252,7 @@ class DemoHub:
                       request.headers.get("authorization"), request.headers.get("accept-encoding"), response.status,
                       len(body))  # fmt: skip
         with self._lock:
-            self.log.append(line)
+            self.log += [line] if response.route != COUNTS else []
         try:
             connection.sendall((status + head + "\r\n").encode() + body)
             if response.file is not None and request.method != "HEAD":
@@ -342,12 +349,12 @@ def _ranged(request: Request, response: Response, kinds: set[Kind]) -> tuple[Res
     """The answer with its length and range headers, and the half-open range of the file it carries."""
     file, headers = response.file, dict(response.headers)
     status, start, stop = response.status, 0, file.size if file else len(response.body)
-    asked = request.headers.get("range", "")
-    if file is not None and status == 200 and asked.startswith("bytes=") and Kind.IGNORE_RANGE not in kinds:
-        first, _, last = asked[6:].partition("-")
-        start, stop = (int(first), min(int(last) + 1, file.size) if last else file.size) if first else (
-            max(0, file.size - int(last)), file.size)  # fmt: skip
-        if start >= file.size or start >= stop:
+    asked = _RANGE.fullmatch(request.headers.get("range", ""))
+    if file is not None and status == 200 and asked and Kind.IGNORE_RANGE not in kinds:
+        first, last = asked["first"], asked["last"]
+        start = int(first) if first else max(0, file.size - int(last))
+        stop = min(int(last) + 1, file.size) if first and last else file.size
+        if start >= stop:
             headers |= {"Content-Range": f"bytes */{file.size}", "Content-Length": "0"}
             return replace(response, status=416, headers=headers, file=None, body=b""), 0, 0
         if Kind.WRONG_RANGE in kinds:
@@ -361,61 +368,3 @@ def _ranged(request: Request, response: Response, kinds: set[Kind]) -> tuple[Res
     if "Content-Length" not in headers:
         headers["Connection"] = "close"
     return replace(response, status=status, headers=headers), start, stop
-
-
-class _Connection(socketserver.StreamRequestHandler):
-    """One client connection: requests one after the other until either side closes."""
-
-    server: _Server
-    disable_nagle_algorithm = True
-
-    def handle(self) -> None:
-        with contextlib.suppress(OSError, ValueError):  # a client that went away, or does not speak HTTP
-            while (request := self._read()) is not None:
-                answer = self.server.answer(request)
-                if not self.server.hub.deliver(self.connection, self.server.name, request, answer):
-                    break
-
-    def _read(self) -> Request | None:
-        line = self.rfile.readline(65536).decode("latin-1")
-        if not line.strip():
-            return None
-        method, target, _ = line.split(" ", 2)
-        headers = {}
-        while (line := self.rfile.readline(65536).decode("latin-1")).strip():
-            name, _, value = line.partition(":")
-            headers[name.strip().lower()] = value.strip()
-        body = self.rfile.read(int(headers.get("content-length", 0)))
-        return Request(method, target, headers, body)
-
-
-class _Server(socketserver.ThreadingTCPServer):
-    """One origin: a thread a connection; closing it ends them all."""
-
-    daemon_threads = True
-    block_on_close = False
-    allow_reuse_address = True
-    request_queue_size = 256
-
-    def __init__(self, name: str, port: int, hub: DemoHub, answer: Answer):
-        super().__init__(("127.0.0.1", port), _Connection)
-        self.name, self.hub, self.answer = name, hub, answer
-        self._open: set[socket.socket] = set()
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_address[1]}"
-
-    def process_request(self, request: Any, client_address: Any) -> None:
-        self._open.add(request)
-        super().process_request(request, client_address)
-
-    def shutdown_request(self, request: Any) -> None:
-        self._open.discard(request)
-        super().shutdown_request(request)
-
-    def server_close(self) -> None:
-        super().server_close()
-        for connection in list(self._open):
-            with contextlib.suppress(OSError):
-                connection.shutdown(socket.SHUT_RDWR)

@@ -12,7 +12,7 @@ import json
 import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -20,7 +20,7 @@ from typing import Any, Literal, NamedTuple
 EXACT_BYTES = 32 * 2**20
 _LFS_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".onnx", ".msgpack", ".h5", ".model")
 _LFS_BYTES = 10 * 2**20  # the Hub asks for LFS above 10 MB, whatever the name
-_EPOCH = datetime(2026, 8, 26, tzinfo=UTC)
+_TIME = "%Y-%m-%dT%H:%M:%S.000Z"
 PIECE_BYTES = 2**20  # files are read and sent in pieces of at most this
 _ZEROS = memoryview(bytes(PIECE_BYTES))
 
@@ -41,7 +41,7 @@ class Content:
     @cached_property
     def sha256(self) -> str:
         """Hex digest of the bytes; of a description of them where a file of zeros is too long to digest."""
-        if self.path is None and self.size > EXACT_BYTES:
+        if self.path is None and self.size - len(self.head) > EXACT_BYTES:
             return hashlib.sha256(b"%d bytes of zeros after " % self.size + self.head).hexdigest()
         digest = hashlib.sha256()
         for piece in self.pieces(0, self.size):
@@ -123,6 +123,7 @@ class DemoRepo:
     created: str = "2026-08-26T00:00:00.000Z"
     unsafe: Mapping[str, str] = field(default_factory=dict)  # path -> level, as the security scan reports it
     branches: dict[str, str] = field(default_factory=dict)  # besides main: branch or tag -> commit
+    pushed: int = 0
 
     @cached_property
     def history(self) -> list[Commit]:
@@ -138,7 +139,8 @@ class DemoRepo:
         """The new commit of `main`, after replacing or adding these files (None removes one)."""
         merged = {**self.main.files, **files}
         kept = {path: value for path, value in merged.items() if value is not None}
-        self.history.append(self._commit(kept, title, len(self.history)))
+        self.pushed += 1
+        self.history.append(self._commit(kept, title, self.pushed))
         return self.main.oid
 
     def find(self, revision: str) -> Commit | None:
@@ -153,8 +155,15 @@ class DemoRepo:
         digest = hashlib.sha1(f"{self.name} {number} {title}".encode())
         for path, content in sorted(contents.items()):
             digest.update(f"\n{path} {content.size} {content.sha256}".encode())
-        date = (_EPOCH + timedelta(days=number)).strftime("%Y-%m-%dT%H:%M:%S.000Z")
-        return Commit(digest.hexdigest(), title, date, contents)
+        return Commit(digest.hexdigest(), title, self._date(number), contents)
+
+    @property
+    def modified(self) -> str:
+        return self._date(self.pushed)
+
+    def _date(self, number: int) -> str:
+        """Commits are a day apart."""
+        return (datetime.strptime(self.created, _TIME) + timedelta(days=number)).strftime(_TIME)
 
 
 def folder_repo(name: str, folder: Path, **about: Any) -> DemoRepo:

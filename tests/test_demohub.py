@@ -23,8 +23,8 @@ from huggingface_hub.errors import (
 )
 from safetensors import safe_open
 
-from screen.catalogue import Tensor, small_repo
 from screen.demofaults import Fault, Kind
+from screen.demofiles import Tensor, small_repo
 from screen.demohub import DemoHub
 from screen.demorepo import Content, DemoRepo, folder_repo
 
