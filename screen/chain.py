@@ -22,7 +22,8 @@ from formulas.facts import Document, Facts
 
 from .findings import Answer, Finding, Outcome, Source
 from .policy import Policy
-from .repo import Tree
+from .repo import Entry, Tree
+from .shards import INDEX, Index, Problem, ShardSet
 
 
 @enum.unique
@@ -63,11 +64,21 @@ class Page(NamedTuple):
 
 
 class Twin(NamedTuple):
-    """An earlier candidate with the same weight bytes; `identical` when the configs are the same bytes as well."""
+    """An earlier candidate with the same weight bytes, and which of the files that say how to load them differ."""
 
-    name: str  # org/name@commit
-    identical: bool
+    repo: str
+    commit: str
+    differs: tuple[str, ...] = ()
     readable: bool = True  # False when the earlier one cannot be fetched with this token (gated)
+
+    @property
+    def name(self) -> str:
+        return f"{self.repo}@{self.commit}"
+
+    @property
+    def short(self) -> str:
+        """The name as people read it."""
+        return f"{self.repo}@{self.commit[:8]}"
 
 
 class Bundle(NamedTuple):
@@ -87,19 +98,31 @@ class Known:
     commit: str | None = None
     page: Page | None = None
     tree: Tree | None = None
-    weights: tuple[str, ...] = ()  # paths of the safetensors files that make the checkpoint
+    shards: ShardSet | None = None  # by the tree's names, once the index is read by that too
     twin: Twin | None = None
     bundle: Bundle | None = None
-    twin_bundle: Bundle | None = None  # the configs of a twin that is not identical
-    problems: tuple[str, ...] = ()  # where index and headers disagree
+    twin_bundle: Bundle | None = None  # the configs of the twin
+    index: Index | None = None
+    problems: tuple[Problem, ...] | None = None  # where the index and the headers disagree
+    header_source: Source = Source.HEADER  # `api` where the Hub read the headers for us
     facts: Facts | None = None
     reached: Evidence | None = None
     spent: Mapping[Evidence, Spent] = field(default_factory=dict)
 
     @property
+    def reads(self) -> str:
+        """The name it is read by: the Hub's own once that is known."""
+        return self.canonical or self.repo
+
+    @property
+    def at(self) -> str:
+        """The commit it is read at; the revision asked for until that is resolved."""
+        return self.commit or self.revision
+
+    @property
     def name(self) -> str:
         """`org/name@commit`, under the Hub's own name."""
-        return f"{self.canonical or self.repo}@{self.commit or self.revision}"
+        return f"{self.reads}@{self.at}"
 
 
 class Criteria(NamedTuple):
@@ -176,9 +199,13 @@ def judge(level: Evidence, known: Known, criteria: Criteria, gates: Iterable[Gat
     """The findings of every gate that needs exactly this level, in the gates' order."""
     return tuple(
         Finding(gate=gate.name, outcome=answer.outcome, observed=answer.observed, limit=answer.limit,
-                source=answer.source or gate.source, because=answer.because)
+                source=answer.source or _source(gate, known), because=answer.because)
         for gate in gates if gate.needs is level for answer in gate.check(known, criteria)
     )  # fmt: skip
+
+
+def _source(gate: Gate, known: Known) -> Source:
+    return known.header_source if gate.source is Source.HEADER else gate.source
 
 
 def stops(findings: Iterable[Finding]) -> bool:
@@ -208,8 +235,8 @@ def verdict(known: Known, findings: Iterable[Finding], error: ToolkitError | Non
         commit=known.commit,
         outcome=outcome,
         reached=known.reached.word if known.reached else None,
-        duplicate_of=twin.name if twin and twin.identical else None,
-        same_weights_as=twin.name if twin and not twin.identical else None,
+        duplicate_of=twin.name if twin and not twin.differs else None,
+        same_weights_as=twin.name if twin and twin.differs else None,
         findings=findings,
         facts=known.facts,
         cost=Cost(**total._asdict()),
@@ -221,21 +248,27 @@ def failure(error: ToolkitError) -> Failure:
     return Failure(code=error.code, message=error.message, hint=error.hint, retry=error.retry)
 
 
-class Weights(NamedTuple):
-    """What makes two checkpoints the same bytes: the digests of the weights, and those of the configs."""
+class Identity(NamedTuple):
+    """What makes two checkpoints the same: digests of the weights, and (path, digest) of what says how to load them."""
 
     weights: tuple[str, ...]
-    configs: tuple[tuple[str, str], ...]
+    files: tuple[tuple[str, str], ...]
+
+    def differs(self, other: Identity) -> tuple[str, ...]:
+        """Paths of the files that are not the same bytes, or are there on one side only."""
+        return tuple(sorted({path for path, _ in set(self.files) ^ set(other.files)}))
 
 
 CONFIG_FILES = ("config.json", "hf_quant_config.json")
 
 
-def fingerprint(tree: Tree, weights: Iterable[str]) -> Weights | None:
-    """The digests to compare with other candidates; None when there are no weights or a digest is not known."""
-    wanted = set(weights)
-    blobs = [entry.blob for entry in tree.entries if entry.path in wanted]
-    configs = [(entry.path, entry.blob) for entry in tree.entries if entry.path in CONFIG_FILES]
-    if not blobs or not all(blob.known for blob in [*blobs, *(blob for _, blob in configs)]):
+def identity(tree: Tree, weights: Iterable[Entry]) -> Identity | None:
+    """The digests to compare with other candidates; None when there are no weights or a digest is not known.
+
+    The index counts too: with another one an engine loads other tensors from the same files.
+    """
+    blobs = [entry.blob for entry in weights]
+    files = [(entry.path, entry.blob) for entry in tree.entries if entry.path in (*CONFIG_FILES, INDEX)]
+    if not blobs or not all(blob.known for blob in [*blobs, *(blob for _, blob in files)]):
         return None
-    return Weights(tuple(sorted(blob.oid for blob in blobs)), tuple((path, blob.oid) for path, blob in configs))
+    return Identity(tuple(sorted(blob.oid for blob in blobs)), tuple((path, blob.oid) for path, blob in files))

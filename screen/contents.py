@@ -27,7 +27,7 @@ def experts(known: Known, criteria: Criteria) -> Iterator[Answer]:
     reference, of = criteria.policy.experts, "the policy"
     if reference is None and criteria.like is not None and criteria.like.experts is not None:
         reference, of = criteria.like.experts.found, criteria.like.repo or "the reference"
-    if seen is None or found is None:
+    if seen is None or found is None or not (found or reference):
         if reference:
             yield unknown(f"experts cannot be counted in the headers, {of} has {reference} a layer", None, reference)
         return
@@ -117,6 +117,22 @@ def table(known: Known, criteria: Criteria) -> Iterator[Answer]:
     )  # fmt: skip
 
 
+def index(known: Known, criteria: Criteria) -> Iterator[Answer]:
+    """Where the index and the headers tell different stories."""
+    if known.problems is None:
+        return
+    for problem in known.problems:
+        if problem.kind in ("not_in_header", "shard_missing"):
+            yield reject(f"{problem.text}; they would stay unset", problem.number, 0)
+        elif problem.kind == "not_in_index":
+            answer = reject if criteria.policy.unindexed == "deny" else note
+            yield answer(f"{problem.text}; an engine that loads by the index skips them", problem.number, 0)
+        else:
+            yield note(problem.text, problem.number)
+    if known.index is not None and not known.problems:
+        yield passed("index and headers name the same tensors in the same shards", len(known.index.shard_of))
+
+
 # What quantisation adds to a module's name, or writes instead of `weight`; a module is the same with or without it.
 _COMPANION = re.compile(
     r"\.(?:weight|bias|qweight|qzeros|scales|g_idx|(?:weight|input|activation|output)_\w+)$|(?<=_proj)_(?:blocks|scales|bias)$"
@@ -184,6 +200,7 @@ def _patterns(names: set[str]) -> tuple[int, list[str]]:
 HEADERS, HEADER = Evidence.HEADERS, Source.HEADER
 
 GATES: tuple[Gate, ...] = (
+    Gate("index", HEADERS, HEADER, index, "tensors by shard, against the index", ("unindexed",)),
     Gate("experts", HEADERS, HEADER, experts, "experts counted in every layer, against config, policy and reference",
          ("experts",)),
     Gate("dtypes", HEADERS, HEADER, dtypes, "dtypes of the main stack", ("dtypes", "deny_dtypes")),

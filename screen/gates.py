@@ -5,7 +5,6 @@ This module holds the table and the gates that ask the page, the tree and the co
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime, timedelta
@@ -16,10 +15,10 @@ from formulas.units import human
 from . import contents
 from .chain import CONFIG_FILES, Criteria, Evidence, Gate, Known
 from .findings import Answer, Source, among, note, passed, reject, some, unknown
+from .shards import ShardSet
 
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
 _OTHER_WEIGHTS = {".gguf": "GGUF", ".onnx": "ONNX", ".h5": "Keras", ".msgpack": "Flax", ".npz": "NumPy"}
-_NUMBERED = re.compile(r"(?P<stem>.*)-(?P<part>\d{4,6})-of-(?P<parts>\d{4,6})\.safetensors")
 
 # INFO: what the Hub says of the repo
 
@@ -76,13 +75,20 @@ def scan(known: Known, criteria: Criteria) -> Iterator[Answer]:
 
 
 def safetensors(known: Known, criteria: Criteria) -> Iterator[Answer]:
-    if known.weights:
-        yield passed(f"{len(known.weights)} safetensors files", len(known.weights))
+    if known.tree is None or known.shards is None:
         return
-    paths = [entry.path for entry in known.tree.entries] if known.tree else []
+    if count := len(known.shards.shards):
+        yield passed(f"{count} safetensors file{'s' if count > 1 else ''}", count)
+        return
+    paths = [entry.path for entry in known.tree.entries]
     pickles = [path for path in paths if path.lower().endswith(_PICKLES)]
     others = sorted({kind for path in paths for end, kind in _OTHER_WEIGHTS.items() if path.lower().endswith(end)})
-    if pickles:
+    if known.shards.adapters:
+        yield reject("only an adapter, no model", [entry.path for entry in known.shards.adapters], "safetensors")
+    elif known.shards.components:
+        folders = list(known.shards.components)
+        yield reject(f"only models in folders of their own, as pipelines have: {some(folders)}", folders, "safetensors")
+    elif pickles:
         yield reject(f"only pickle weights, which run code when loaded: {some(pickles)}", pickles, "safetensors")
     elif others:
         yield reject(f"only {' and '.join(others)} weights", others, "safetensors")
@@ -91,22 +97,16 @@ def safetensors(known: Known, criteria: Criteria) -> Iterator[Answer]:
 
 
 def numbering(known: Known, criteria: Criteria) -> Iterator[Answer]:
-    """Shards `-00003-of-00012`: each number of each set is there exactly once."""
-    sets: dict[tuple[str, str], set[int]] = defaultdict(set)
-    for path in known.weights:
-        if match := _NUMBERED.fullmatch(path):
-            sets[match["stem"], match["parts"]].add(int(match["part"]))
-    complete = True
-    for (stem, parts), found in sorted(sets.items()):
-        # Parts count from 1 nearly everywhere and from 0 in a few conversions.
-        first = 0 if 0 in found else 1
-        missing = [n for n in range(first, first + int(parts)) if n not in found]
-        if missing:
-            complete = False
-            lost = [f"{stem}-{n:0{len(parts)}}-of-{parts}.safetensors" for n in missing]
-            yield reject(f"{len(missing)} of {int(parts)} shards are missing: {some(lost)}", len(found), int(parts))
-    if sets and complete:
-        yield passed("every numbered shard is there", sum(map(len, sets.values())))
+    if known.shards is not None and len(known.shards.shards) + len(known.shards.missing) > 1:
+        yield _complete(known.shards, "the shard numbers promise")
+
+
+def _complete(shards: ShardSet, promise: str) -> Answer:
+    missing, found = shards.missing, len(shards.shards)
+    if missing:
+        text = f"{len(missing)} shards that {promise} are missing: {some(missing)}"
+        return reject(text, found, found + len(missing), Source.TREE)
+    return passed(f"every shard is there that {promise}", found)
 
 
 def size(known: Known, criteria: Criteria) -> Iterator[Answer]:
@@ -128,14 +128,14 @@ def duplicate(known: Known, criteria: Criteria) -> Iterator[Answer]:
     twin = known.twin
     if twin is None:
         return
-    if not twin.identical:
-        yield note(f"the weights are byte for byte those of {twin.name}; its config differs", twin.name)
+    if twin.differs:
+        yield note(f"the same weights as {twin.short}, byte for byte; {' and '.join(twin.differs)} differ", twin.name)
     elif not twin.readable:
-        yield note(f"byte for byte the same checkpoint as {twin.name}, which cannot be read", twin.name)
+        yield note(f"byte for byte the same checkpoint as {twin.short}, which cannot be read", twin.name)
     elif criteria.policy.duplicates == "drop":
-        yield reject(f"byte for byte the same checkpoint as {twin.name}", twin.name, "one copy")
+        yield reject(f"byte for byte the same checkpoint as {twin.short}", twin.name, "one copy")
     else:
-        yield note(f"byte for byte the same checkpoint as {twin.name}", twin.name)
+        yield note(f"byte for byte the same checkpoint as {twin.short}", twin.name)
 
 
 def names(known: Known, criteria: Criteria) -> Iterator[Answer]:
@@ -165,16 +165,18 @@ def config(known: Known, criteria: Criteria) -> Iterator[Answer]:
 
 
 def twin_config(known: Known, criteria: Criteria) -> Iterator[Answer]:
+    """Which keys differ where weights are equal and configs are not."""
     if known.bundle is None or known.twin_bundle is None or known.twin is None:
         return
-    ours, theirs = (_flat({path: b.files.get(path, {}) for path in CONFIG_FILES})
-                    for b in (known.bundle, known.twin_bundle))  # fmt: skip
+    paths = [path for path in CONFIG_FILES if path in known.twin.differs]
+    if not paths:
+        return
+    ours, theirs = (_flat({path: bundle.files.get(path, {}) for path in paths})
+                    for bundle in (known.bundle, known.twin_bundle))  # fmt: skip
     differing = sorted(key for key in ours.keys() | theirs.keys() if ours.get(key) != theirs.get(key))
     changes = {key: {"here": ours.get(key), "there": theirs.get(key)} for key in differing}
-    if differing:
-        yield note(f"same weights as {known.twin.name}; config keys that differ: {some(differing)}", changes)
-    else:
-        yield note(f"same weights as {known.twin.name}; the configs differ in spelling only", {})
+    what = f"differs in {some(differing)}" if differing else "differs in spelling only"
+    yield note(f"with the weights of {known.twin.short}, {' and '.join(paths)} {what}", changes)
 
 
 def _flat(value: Mapping[str, Any], path: str = "") -> dict[str, Any]:
@@ -224,19 +226,21 @@ def method(known: Known, criteria: Criteria) -> Iterator[Answer]:
 
 
 def index_files(known: Known, criteria: Criteria) -> Iterator[Answer]:
-    """Files that an index names and the tree does not have."""
-    if known.bundle is None or known.tree is None:
+    if known.index is not None and known.shards is not None:
+        yield _complete(known.shards, "the index names")
+
+
+def beside(known: Known, criteria: Criteria) -> Iterator[Answer]:
+    """Safetensors files that are not part of the model as it is loaded."""
+    if known.shards is None:
         return
-    paths = {entry.path for entry in known.tree.entries}
-    for path, index in sorted(known.bundle.files.items()):
-        mapped = index.get("weight_map")
-        if not path.endswith(".safetensors.index.json") or not isinstance(mapped, Mapping):
-            continue
-        folder = path.rpartition("/")[0]
-        shards = {f"{folder}/{file}" if folder else file for file in mapped.values() if isinstance(file, str)}
-        if missing := sorted(shards - paths):
-            text = f"{len(missing)} of {len(shards)} shards named by {path} are missing: {some(missing)}"
-            yield reject(text, len(shards) - len(missing), len(shards), source=Source.TREE)
+    for files, what in ((known.shards.copies, "hold the weights once more"), (known.shards.adapters, "are adapters")):
+        if files:
+            paths = [entry.path for entry in files]
+            yield note(f"{some(paths)} {what} ({human(sum(entry.blob.size for entry in files))}), not counted", paths)
+    if known.shards.components and known.shards.shards:
+        folders = list(known.shards.components)
+        yield note(f"folders with models of their own, not counted: {some(folders)}", folders)
 
 
 def declared_experts(known: Known, criteria: Criteria) -> Iterator[Answer]:
@@ -255,7 +259,7 @@ GATES: tuple[Gate, ...] = (
     Gate("age", INFO, Source.API, age, "the time of the last change", ("changed_after", "max_age_days")),
     Gate("scan", INFO, Source.API, scan, "the Hub's security scan", ("scan",)),
     Gate("safetensors", TREE, Source.TREE, safetensors, "the file list: safetensors, not only pickle or GGUF"),
-    Gate("numbering", TREE, Source.TREE, numbering, "the shard numbers in the file names"),
+    Gate("shards", TREE, Source.TREE, numbering, "the shard numbers in the file names"),
     Gate("size", TREE, Source.TREE, size, "bytes of the weight files", ("min_size", "max_size")),
     Gate("duplicate", TREE, Source.TREE, duplicate, "digests of weights and configs, against earlier rows",
          ("duplicates",)),
@@ -270,6 +274,7 @@ GATES: tuple[Gate, ...] = (
     Gate("method", CONFIG, Source.CONFIG, method, "config.json or hf_quant_config.json: quantisation method",
          ("methods", "deny_methods")),
     Gate("declared-experts", CONFIG, Source.CONFIG, declared_experts, "config.json: experts a layer", ("experts",)),
-    Gate("index-files", CONFIG, Source.CONFIG, index_files, "the files an index names, against the tree"),
+    Gate("index-files", CONFIG, Source.CONFIG, index_files, "the files the index names, against the tree"),
+    Gate("beside", CONFIG, Source.TREE, beside, "safetensors files that neither index nor names count as weights"),
     *contents.GATES,
 )  # fmt: skip

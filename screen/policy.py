@@ -28,42 +28,48 @@ def _bytes(value: Any) -> Any:
 
 
 Words = Annotated[tuple[str, ...] | None, BeforeValidator(_words)]
-Bytes = Annotated[int | None, BeforeValidator(_bytes), Field(ge=0)]
+Size = Annotated[int | None, BeforeValidator(_bytes), Field(ge=0)]
+Count = Annotated[int | None, Field(ge=0)]
 Permit = Literal["allow", "deny"]
+
+
+def _key(default: Any, description: str) -> Any:
+    return Field(default=default, description=description)
 
 
 class Policy(Document):
     """Every key, its default, and what it asks. Words may hold `*`: `fp8*` is every FP8 format."""
 
-    licences: Words = Field(None, description="licences allowed, as the card spells them")
-    deny_licences: Words = Field(None, description="licences refused")
-    changed_after: date | None = Field(None, description="last change on this day or later (YYYY-MM-DD)")
-    max_age_days: int | None = Field(None, ge=0, description="last change at most so many days ago")
-    gated: Permit = Field("allow", description="repos that ask for an access request")
-    scan: Literal["ignore", "not-unsafe", "clean"] = Field(
-        "not-unsafe", description="the Hub's security scan: not-unsafe refuses what it flags, clean wants it finished"
+    licences: Words = _key(None, "licences allowed, as the card spells them")
+    deny_licences: Words = _key(None, "licences refused")
+    changed_after: date | None = _key(None, "last change on this day or later (YYYY-MM-DD)")
+    max_age_days: Count = _key(None, "last change at most so many days ago")
+    gated: Permit = _key("allow", "repos that ask for an access request")
+    scan: Literal["ignore", "not-unsafe", "clean"] = _key(
+        "not-unsafe", "the Hub's security scan: not-unsafe refuses what it flags, clean wants it finished"
     )
-    min_size: Bytes = Field(None, description="weight files take at least so much, as 20GiB")
-    max_size: Bytes = Field(None, description="weight files take at most so much, as 140GiB")
-    duplicates: Literal["drop", "keep"] = Field("drop", description="byte-identical copies of an earlier candidate")
-    architectures: Words = Field(None, description="architectures allowed")
-    deny_architectures: Words = Field(None, description="architectures refused")
-    model_types: Words = Field(None, description="model types allowed")
-    deny_model_types: Words = Field(None, description="model types refused")
-    remote_code: Permit = Field("allow", description="checkpoints that need code from their repo")
-    methods: Words = Field(None, description="quantisation methods allowed; none = not quantised")
-    deny_methods: Words = Field(None, description="quantisation methods refused")
-    formats: Words = Field(None, description="weight formats allowed: nvfp4, fp8_block128, mxfp4, int4*, bf16")
-    deny_formats: Words = Field(None, description="weight formats refused")
-    dtypes: Words = Field(None, description="dtypes allowed in the main stack: BF16, U8, F8_E4M3")
-    deny_dtypes: Words = Field(None, description="dtypes refused in the main stack")
-    experts: int | None = Field(None, ge=0, description="experts a layer the full model has; fewer is a pruned model")
-    mtp: Literal["any", "required", "forbidden"] = Field("any", description="tensors of the MTP head (the drafter)")
-    mtp_dtypes: Words = Field(None, description="dtypes allowed in the MTP head")
-    max_mtp: Bytes = Field(None, description="the MTP head takes at most so much, as 6GiB")
-    ple_formats: Words = Field(None, description="formats allowed for the per-layer embedding table: fp8, bf16, none")
-    undeclared_table: Permit = Field("allow", description="an FP8 table whose config does not declare it")
-    unplaced: Permit = Field("deny", description="tensors or missing tensors that `--like` does not know")
+    min_size: Size = _key(None, "weight files take at least so much, as 20GiB")
+    max_size: Size = _key(None, "weight files take at most so much, as 140GiB")
+    duplicates: Literal["drop", "keep"] = _key("drop", "byte-identical copies of an earlier candidate")
+    architectures: Words = _key(None, "architectures allowed")
+    deny_architectures: Words = _key(None, "architectures refused")
+    model_types: Words = _key(None, "model types allowed")
+    deny_model_types: Words = _key(None, "model types refused")
+    remote_code: Permit = _key("allow", "checkpoints that need code from their repo")
+    methods: Words = _key(None, "quantisation methods allowed; none = not quantised")
+    deny_methods: Words = _key(None, "quantisation methods refused")
+    formats: Words = _key(None, "weight formats allowed: nvfp4, fp8_block128, mxfp4, int4*, bf16")
+    deny_formats: Words = _key(None, "weight formats refused")
+    dtypes: Words = _key(None, "dtypes allowed in the main stack: BF16, U8, F8_E4M3")
+    deny_dtypes: Words = _key(None, "dtypes refused in the main stack")
+    experts: Count = _key(None, "experts a layer of the full model; fewer is a pruned model")
+    mtp: Literal["any", "required", "forbidden"] = _key("any", "tensors of the MTP head (the drafter)")
+    mtp_dtypes: Words = _key(None, "dtypes allowed in the MTP head")
+    max_mtp: Size = _key(None, "the MTP head takes at most so much, as 6GiB")
+    ple_formats: Words = _key(None, "formats allowed for the per-layer embedding table: fp8, bf16, none")
+    undeclared_table: Permit = _key("allow", "an FP8 table whose config does not declare it")
+    unindexed: Permit = _key("allow", "tensors that the index does not name")
+    unplaced: Permit = _key("deny", "modules that the reference of --like lacks, or has and the candidate lacks")
 
 
 KEYS = tuple(Policy.model_fields)

@@ -16,13 +16,13 @@ from screen.chain import (
     Criteria,
     Evidence,
     Gate,
+    Identity,
     Judged,
     Known,
     Spent,
     Twin,
     Verdict,
-    Weights,
-    fingerprint,
+    identity,
     judge,
     stops,
     verdict,
@@ -83,7 +83,7 @@ def test_the_same_name_is_not_repeated_as_canonical():
 
 
 def test_json_has_the_documented_fields():
-    twin = Twin("a/a@" + "d" * 40, identical=True)
+    twin = Twin("a/a", "d" * 40)
     result = verdict(Known("a/b", "main", commit="c" * 40, twin=twin, facts=Facts()), [finding(Outcome.REJECT)])
     document = json.loads(result.model_dump_json())
     assert list(document) == ["repo", "canonical", "revision", "commit", "outcome", "reached", "duplicate_of",
@@ -99,21 +99,33 @@ def tree(**blobs):
     return Tree(tuple(Entry(path.replace("__", "."), Blob(oid, 1)) for path, oid in sorted(blobs.items())))
 
 
-def test_fingerprint_ignores_names_of_shards_and_all_but_the_configs():
+def mark(files):
+    return identity(files, [entry for entry in files.entries if entry.path.endswith(".safetensors")])
+
+
+def test_identity_ignores_names_of_shards_and_all_but_the_configs():
     config = {"config__json": "git-sha1:3"}
     ours = tree(a__safetensors="sha256:1", b__safetensors="sha256:2", README__md="git-sha1:4", **config)
     theirs = tree(x__safetensors="sha256:2", y__safetensors="sha256:1", **config)
-    one = fingerprint(ours, ["a.safetensors", "b.safetensors"])
-    assert one == fingerprint(theirs, ["x.safetensors", "y.safetensors"])
-    assert one == Weights(("sha256:1", "sha256:2"), (("config.json", "git-sha1:3"),))
-    other = fingerprint(tree(a__safetensors="sha256:1", config__json="git-sha1:9"), ["a.safetensors"])
+    one = mark(ours)
+    assert one == mark(theirs)
+    assert one == Identity(("sha256:1", "sha256:2"), (("config.json", "git-sha1:3"),))
+    other = mark(tree(a__safetensors="sha256:1", config__json="git-sha1:9"))
     assert other.weights != one.weights
 
 
+def test_another_index_is_another_checkpoint():
+    one = mark(tree(a__safetensors="sha256:1", config__json="git-sha1:3"))
+    index = {"model.safetensors.index.json": "git-sha1:5"}
+    two = mark(tree(a__safetensors="sha256:1", config__json="git-sha1:4", **index))
+    assert one.weights == two.weights
+    assert one.differs(two) == two.differs(one) == ("config.json", "model.safetensors.index.json")
+
+
 def test_an_unknown_digest_is_equal_to_nothing():
-    assert fingerprint(tree(a__safetensors="unknown"), ["a.safetensors"]) is None
-    assert fingerprint(tree(a__safetensors="sha256:1", config__json="unknown"), ["a.safetensors"]) is None
-    assert fingerprint(tree(config__json="git-sha1:3"), []) is None
+    assert mark(tree(a__safetensors="unknown")) is None
+    assert mark(tree(a__safetensors="sha256:1", config__json="unknown")) is None
+    assert mark(tree(config__json="git-sha1:3")) is None
 
 
 # The report

@@ -14,6 +14,7 @@ from screen.findings import Outcome
 from screen.gates import GATES
 from screen.policy import KEYS, Policy, parse_policy
 from screen.repo import Blob, Entry, Tree
+from screen.shards import Index, Problem, shard_set
 
 NOW = datetime(2026, 11, 29, tzinfo=UTC)
 GIB = 2**30
@@ -25,10 +26,11 @@ def files(*paths, size=GIB):
 
 def known(*paths, config=None, **parts):
     """A candidate with these files; `config` is its config.json, where it has one."""
-    weights = tuple(path for path in sorted(paths) if path.endswith(".safetensors"))
+    index = parts.pop("index", None)
     bundle = Bundle({"config.json": config} if config is not None else {}, {})
-    return Known(**{"repo": "org/name", "revision": "main", "commit": "c" * 40, "tree": files(*paths),
-                    "weights": weights, "page": Page(), "bundle": bundle, "facts": Facts()} | parts)  # fmt: skip
+    tree = files(*paths)
+    given = {"tree": tree, "index": index, "shards": shard_set(tree, index), "page": Page(), "bundle": bundle}
+    return Known(**{"repo": "org/name", "revision": "main", "commit": "c" * 40, "facts": Facts()} | given | parts)
 
 
 def ask(name, candidate, like=None, **policy):
@@ -55,12 +57,11 @@ def test_every_policy_key_is_obeyed_by_a_gate():
 
 @pytest.mark.parametrize("gate", GATES, ids=lambda gate: gate.name)
 def test_a_gate_asked_before_its_evidence_never_rejects(gate):
-    """Nothing known: the only rejects are of what is known to be absent, here the weights."""
     asked = Policy(licences="mit", changed_after=date(2026, 1, 1), scan="clean", max_size=1, architectures="x",
                    model_types="x", remote_code="deny", methods="x", formats="x", dtypes="x", experts=512,
                    mtp="required", ple_formats="fp8", undeclared_table="deny")  # fmt: skip
     found = judge(gate.needs, Known("org/name", "main"), Criteria(asked, NOW), [gate])
-    assert all(finding.outcome is not Outcome.REJECT for finding in found) or gate.name == "safetensors"
+    assert all(finding.outcome is not Outcome.REJECT for finding in found)
 
 
 @pytest.mark.parametrize(
@@ -130,7 +131,7 @@ def test_safetensors(paths, outcome, words):
 
 def test_missing_shard_is_named():
     paths = [f"model-{n:05}-of-00004.safetensors" for n in (1, 2, 4)]
-    [(outcome, because)] = ask("numbering", known(*paths))
+    [(outcome, because)] = ask("shards", known(*paths))
     assert outcome == "reject"
     assert "model-00003-of-00004.safetensors" in because
 
@@ -141,7 +142,7 @@ def test_numbering_rejects_exactly_incomplete_sets(parts, first, data):
     kept = data.draw(st.sets(st.sampled_from(numbers), min_size=1))
     paths = [f"m-{n:06}-of-{parts:06}.safetensors" for n in kept]
     complete = sorted(kept) == list(range(min(kept), min(kept) + parts)) and min(kept) in (0, 1)
-    assert outcomes("numbering", known(*paths)) == (["pass"] if complete else ["reject"])
+    assert outcomes("shards", known(*paths)) == (["reject"] if not complete else ["pass"] if parts > 1 else [])
 
 
 @pytest.mark.parametrize(
@@ -157,7 +158,7 @@ def test_size(policy, outcome):
 
 
 def test_duplicates():
-    copy, other = Twin("a/b@c", identical=True), Twin("a/b@c", identical=False)
+    copy, other = Twin("a/b", "c" * 40), Twin("a/b", "c" * 40, ("config.json",))
     assert outcomes("duplicate", known(twin=copy)) == ["reject"]
     assert outcomes("duplicate", known(twin=copy), duplicates="keep") == ["note"]
     assert outcomes("duplicate", known(twin=copy._replace(readable=False))) == ["note"]
@@ -167,7 +168,7 @@ def test_duplicates():
 def test_config_keys_that_differ_are_named():
     ours = {"hidden_size": 8, "text_config": {"ple_embedding_dtype": "float8_e4m3fn", "layers": 2}}
     theirs = Bundle({"config.json": {"hidden_size": 8, "text_config": {"layers": 2}}}, {})
-    candidate = known(config=ours, twin=Twin("a/b@c", identical=False), twin_bundle=theirs)
+    candidate = known(config=ours, twin=Twin("a/b", "c" * 40, ("config.json",)), twin_bundle=theirs)
     [(outcome, because)] = ask("twin-config", candidate)
     assert outcome == "note"
     assert "config.json.text_config.ple_embedding_dtype" in because
@@ -203,11 +204,35 @@ def test_architecture_and_model_type():
 
 
 def test_index_names_a_file_the_tree_lacks():
-    index = {"weight_map": {"x": "model-1.safetensors", "y": "mtp.safetensors"}}
-    candidate = known("model-1.safetensors", bundle=Bundle({"model.safetensors.index.json": index}, {}))
-    [(outcome, because)] = ask("index-files", candidate)
+    index = Index({"x": "model-1.safetensors", "y": "mtp.safetensors"}, None)
+    [(outcome, because)] = ask("index-files", known("model-1.safetensors", index=index))
     assert outcome == "reject"
     assert "mtp.safetensors" in because
+    assert outcomes("index-files", known("model-1.safetensors", "mtp.safetensors", index=index)) == ["pass"]
+
+
+def test_copies_and_adapters_are_not_the_model():
+    candidate = known("model.safetensors", "consolidated.safetensors", "adapter_model.safetensors")
+    assert [outcome for outcome, _ in ask("beside", candidate)] == ["note", "note"]
+    assert outcomes("safetensors", known("adapter_model.safetensors")) == ["reject"]
+    assert outcomes("safetensors", known("unet/model.safetensors")) == ["reject"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "policy", "outcome"),
+    [
+        ("not_in_header", {}, "reject"),
+        ("shard_missing", {}, "reject"),
+        ("not_in_index", {}, "note"),
+        ("not_in_index", {"unindexed": "deny"}, "reject"),
+        ("total_size", {}, "note"),
+        ("twice", {"unindexed": "deny"}, "note"),
+    ],
+)
+def test_index_against_headers(kind, policy, outcome):
+    problem = Problem(kind, 3, "mtp.fc.weight", "3 tensors differ")
+    [(seen, because)] = ask("index", known(problems=(problem,)), **policy)
+    assert (seen, "3 tensors differ" in because) == (outcome, True)
 
 
 def test_pruned_model_is_not_a_smaller_quantisation():

@@ -1,0 +1,278 @@
+"""The command line of `screen`: environment, files, clock and terminal enter here and nowhere else."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from tqdm import tqdm
+
+from formulas.console import INTERRUPTED, NO, PARTLY, YES, application, data, json_line, message, run
+from formulas.console import report as tell
+from formulas.errors import BadInput, ToolkitError
+from formulas.facts import Facts
+from formulas.units import human
+
+from . import report
+from .cache import Cache
+from .catalogue import demo_repos
+from .chain import Criteria, Judged, Verdict
+from .demohub import DemoHub
+from .gates import GATES
+from .hub import Hub, connect
+from .local import Local
+from .pacing import Wait
+from .policy import KEYS, Policy, parse_policy
+from .repo import parse_repo_line
+from .survey import Line, survey
+
+app = application("screen", "A shortlist of checkpoints, from what their headers say: no weights are downloaded.")
+
+Endpoint = Annotated[str | None, typer.Option(help="the Hub to ask [HF_ENDPOINT, else https://huggingface.co]")]
+Token = Annotated[str | None, typer.Option(help="access token [as huggingface_hub finds it]")]
+CacheDir = Annotated[Path | None, typer.Option(help="where headers and small files are kept")]
+Json = Annotated[bool, typer.Option("--json", help="one JSON object a line")]
+Markdown = Annotated[bool, typer.Option("--markdown", help="Markdown tables")]
+Quiet = Annotated[bool, typer.Option("--quiet", help="no progress on stderr")]
+Demo = Annotated[bool, typer.Option("--demo", help="use the embedded demo Hub; without a SOURCE, all of its repos")]
+
+
+def with_policy(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The command with an option for every policy key, `--max-size` for `max_size`; it is passed them as `flags`."""
+    own = inspect.signature(command, eval_str=True).parameters
+
+    @functools.wraps(command)
+    def with_flags(**given: Any) -> Any:
+        flags = {key: given.pop(key) for key in KEYS}
+        return command(**given, flags=flags)
+
+    options = [
+        inspect.Parameter(
+            key, inspect.Parameter.KEYWORD_ONLY, default=None,
+            annotation=Annotated[str | None, typer.Option(help=Policy.model_fields[key].description)],
+        )
+        for key in KEYS
+    ]  # fmt: skip
+    parameters = [*(parameter for name, parameter in own.items() if name != "flags"), *options]
+    with_flags.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    return with_flags
+
+
+@app.callback(invoke_without_command=True)
+def about(show_version: Annotated[bool, typer.Option("--version", help="print the version and stop")] = False) -> None:
+    if show_version:
+        data(f"screen {version('checkpoint-toolkit')}")
+        raise typer.Exit(YES)
+
+
+@app.command("run", hidden=True)
+@with_policy
+def run_command(
+    *,
+    sources: Annotated[list[str] | None, typer.Argument(metavar="SOURCE...", help="a file of org/name[@rev] lines, "
+                       "- for stdin, a repo, or a local checkpoint folder or file")] = None,
+    policy: Annotated[Path | None, typer.Option(help="a TOML file of policy keys; flags override it")] = None,
+    like: Annotated[str | None, typer.Option(help="reference checkpoint: report tensors it does not have")] = None,
+    demo: Demo = False,
+    as_json: Json = False,
+    as_csv: Annotated[bool, typer.Option("--csv", help="comma-separated values, bytes as numbers")] = False,
+    as_markdown: Markdown = False,
+    endpoint: Endpoint = None,
+    token: Token = None,
+    cache_dir: CacheDir = None,
+    quiet: Quiet = False,
+    flags: dict[str, Any],
+) -> int:  # fmt: skip
+    """Screens candidates: a verdict a line, in the order of the lines."""
+    if as_json + as_csv + as_markdown > 1:
+        raise BadInput("--json, --csv, --markdown: expected one form of output, got several")
+    text = _read_text(policy) if policy else ""
+    wanted = parse_policy(text, name=str(policy), flags=flags)
+    with opened(demo, endpoint, token, cache_dir) as (desk, cache, all_of_them):
+        lines = desk.lines(sources or all_of_them)
+        if not lines:
+            raise BadInput("SOURCE: expected a file of repo lines, -, a repo or a folder, got no candidate")
+        reference = _facts_of(like, desk, cache) if like else None
+        judged = []
+        for item in _watched(survey(lines, Criteria(wanted, datetime.now(UTC), reference), cache), len(lines), quiet):
+            judged.append(item)
+            if as_json:
+                json_line(item.verdict.model_dump(mode="json"))
+    verdicts = [item.verdict for item in judged]
+    if as_csv:
+        data(report.comma_separated(verdicts).removesuffix("\n"))
+    elif not as_json:
+        data("\n".join(report.shortlist(judged, report.markdown if as_markdown else report.aligned)))
+    return exit_code(verdicts)
+
+
+@app.command()
+def show(
+    repo: Annotated[str, typer.Argument(help="a repo, or a local checkpoint folder or file")],
+    demo: Demo = False, as_json: Json = False, as_markdown: Markdown = False,
+    endpoint: Endpoint = None, token: Token = None, cache_dir: CacheDir = None,
+) -> int:  # fmt: skip
+    """One checkpoint's census: bytes by stack, role and dtype, experts, MTP, PLE, quantisation."""
+    with opened(demo, endpoint, token, cache_dir) as (desk, cache, _):
+        lines = desk.lines([repo])
+        if len(lines) != 1:
+            raise BadInput(f"{repo}: expected one checkpoint, got {len(lines)}")
+        [item] = survey(lines, Criteria(Policy(scan="ignore"), datetime.now(UTC)), cache)
+    if as_json:
+        json_line(item.verdict.model_dump(mode="json"))
+    elif (error := item.verdict.error) is not None:
+        tell(ToolkitError(error.message, hint=error.hint), as_json=False)
+    else:
+        data("\n".join(report.census(item.verdict, report.markdown if as_markdown else report.aligned)))
+    return exit_code([item.verdict])
+
+
+@app.command()
+def gates(as_json: Json = False, as_markdown: Markdown = False) -> int:
+    """Every gate: the evidence it needs, what it decides by, the policy keys it obeys."""
+    rows = report.gates(GATES)
+    if as_json:
+        for row in rows[1:]:
+            json_line(dict(zip(("gate", "needs", "source", "decides_by", "keys"), row, strict=True)))
+    else:
+        data("\n".join((report.markdown if as_markdown else report.aligned)(rows)))
+    return YES
+
+
+@app.command("cache")
+def cache_command(
+    clear: Annotated[bool, typer.Option("--clear", help="empty it")] = False,
+    as_json: Json = False, cache_dir: CacheDir = None,
+) -> int:  # fmt: skip
+    """What the cache of headers and small files holds."""
+    cache = Cache(cache_dir or default_cache_dir())
+    usage = cache.clear() if clear else cache.usage()
+    if as_json:
+        json_line(usage._asdict() | {"cleared": clear})
+        return YES
+    kinds = [[kind, str(entries), human(size)] for kind, (entries, size) in usage.by_kind.items()]
+    rows = [["kind", "entries", "size"], *kinds, ["total", str(usage.entries), human(usage.bytes)]]
+    data("\n".join([*report.aligned(rows, "entries size"), "", f"{usage.folder}, at most {human(usage.limit_bytes)}"]))
+    if clear:
+        message("cleared")
+    return YES
+
+
+class Desk:
+    """Where candidates are read: the Hub the user means, connected when one is first asked for, and local paths."""
+
+    def __init__(self, connect: Callable[[], Hub]):
+        self._connect = connect
+        self._hub: Hub | None = None
+
+    @property
+    def hub(self) -> Hub:
+        self._hub = self._hub or self._connect()
+        return self._hub
+
+    def close(self) -> None:
+        if self._hub is not None:
+            self._hub.close()
+
+    def lines(self, sources: Sequence[str]) -> list[Line]:
+        """A line for every candidate the sources name, in order. Raises BadInput for a source that is none."""
+        return [line for source in sources for line in self._lines(source)]
+
+    def _lines(self, source: str) -> Iterator[Line]:
+        path = Path(source)
+        if source == "-":
+            yield from self._listed(sys.stdin.read())
+        elif path.is_dir() or path.suffix == ".safetensors":
+            local = Local(path)
+            yield Line(local.repo, local.commit, local)
+        elif path.is_file():
+            yield from self._listed(_read_text(path))
+        else:
+            repo, revision = parse_repo_line(source)
+            yield Line(repo, revision, self.hub)
+
+    def _listed(self, text: str) -> Iterator[Line]:
+        """A line of a file that names no repo is a row of its own: the other lines are screened."""
+        for written in text.splitlines():
+            if not (named := written.partition("#")[0].strip()):
+                continue
+            try:
+                repo, revision = parse_repo_line(named)
+                yield Line(repo, revision, self.hub)
+            except BadInput as error:
+                yield Line(named, "", None, error)
+
+
+@contextlib.contextmanager
+def opened(
+    demo: bool, endpoint: str | None, token: str | None, cache_dir: Path | None
+) -> Iterator[tuple[Desk, Cache, list[str]]]:
+    """A desk, a cache, and the sources meant when none is named: of the demo Hub all repos, with a cache that ends
+    with it."""
+    with contextlib.ExitStack() as ending:
+        names: list[str] = []
+        if demo:
+            repos = demo_repos()
+            names = [repo.name for repo in repos]
+            endpoint, token = ending.enter_context(DemoHub(repos)).endpoint, ""
+            cache_dir = cache_dir or Path(ending.enter_context(tempfile.TemporaryDirectory(ignore_cleanup_errors=True)))
+        desk = Desk(lambda: connect(endpoint, token, on_event=_show_wait))
+        ending.callback(desk.close)
+        yield desk, Cache(cache_dir or default_cache_dir()), names
+
+
+def default_cache_dir() -> Path:
+    """Where the user's other caches are (XDG base directories)."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "checkpoint-toolkit"
+
+
+def exit_code(verdicts: Sequence[Verdict]) -> int:
+    """4 if any repo could not be judged, else 0 if any is kept, else 3."""
+    outcomes = {verdict.outcome for verdict in verdicts}
+    return PARTLY if "error" in outcomes else YES if "keep" in outcomes else NO
+
+
+def _watched(items: Iterator[Judged], count: int, quiet: bool) -> Iterator[Judged]:
+    """The items, with a bar on stderr where that is a terminal."""
+    return iter(tqdm(items, total=count, unit="repo", file=sys.stderr, leave=False,
+                     disable=quiet or not sys.stderr.isatty()))  # fmt: skip
+
+
+def _show_wait(wait: Wait) -> None:
+    tqdm.write(f"{wait.origin}: waiting {wait.seconds:.0f} s, {wait.because}", file=sys.stderr)
+
+
+def _facts_of(reference: str, desk: Desk, cache: Cache) -> Facts:
+    """The facts of a reference checkpoint, read whole. Raises BadInput where it cannot be."""
+    [item] = survey(desk.lines([reference]), Criteria(Policy(scan="ignore"), datetime.now(UTC)), cache)
+    if item.verdict.facts is None or item.verdict.facts.tensor_groups is None:
+        decisive, error = item.verdict.decisive(), item.verdict.error
+        because = error.message if error else decisive.because if decisive else "its headers were not reached"
+        raise BadInput(f"--like {reference}: expected a checkpoint to compare with, got none; {because}")
+    return item.verdict.facts
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadInput(f"{path}: expected a text file, got {error}") from None
+
+
+def main() -> None:
+    """The console script."""
+    code = run(app)
+    sys.stdout.flush()
+    if code == INTERRUPTED:
+        os._exit(code)  # reads still on the wire would be waited for; the cache is whole at any moment
+    sys.exit(code)

@@ -1,0 +1,151 @@
+"""What each level of evidence buys: the page, the tree, the small files, the headers. One function a level."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from concurrent.futures import Executor
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from formulas.errors import AccessDenied, HeaderError, HubMisbehaved
+from formulas.facts import Facts
+
+from .cache import Cache, Kind, file_key
+from .census import derive, parse_config
+from .chain import CONFIG_FILES, Bundle, Evidence, Known, Page
+from .findings import Source as Rests
+from .header import Header
+from .headers import read_headers, read_headers_in_one
+from .repo import Entry, Revision
+from .shards import INDEX, Index, parse_index, reconcile, shard_set
+from .source import ModelInfo, Source
+from .transport import Cost
+
+SMALL_FILE = 256 * 2**20  # the index of a 300,000-tensor repo takes 31 MB
+ONE_REQUEST_FROM = 4  # shards: fewer cost less by a range each, which says more
+
+
+class Means(NamedTuple):
+    """What evidence is bought with: the cache, and threads that read shards."""
+
+    cache: Cache
+    shards: Executor
+
+
+def buy(level: Evidence, known: Known, source: Source, cost: Cost, means: Means) -> Known:
+    """What is known with one more level. Raises NotFound, AccessDenied, HubUnavailable, HubMisbehaved, HeaderError."""
+    match level:
+        case Evidence.INFO:
+            return _page(known, source, cost)
+        case Evidence.TREE:
+            return _tree(known, source, cost)
+        case Evidence.CONFIG:
+            return _configs(known, source, cost, means.cache)
+        case Evidence.HEADERS:
+            return _headers(known, source, cost, means)
+
+
+def _page(known: Known, source: Source, cost: Cost) -> Known:
+    found = source.resolve(known.repo, known.revision, cost)
+    if found.info.disabled:
+        raise AccessDenied(f"{known.repo}: the Hub has disabled this repo; nobody can read it", code="disabled")
+    return replace(known, canonical=found.canonical, commit=found.revision.commit, page=page(found.info))
+
+
+def page(info: ModelInfo) -> Page:
+    """What the gates ask of a repo's page. A licence that is called `other` goes by its own name."""
+    stated = info.card.get("license")
+    if isinstance(stated, list):
+        stated = ", ".join(map(str, stated))
+    if stated == "other" and isinstance(info.card.get("license_name"), str):
+        stated = info.card["license_name"]
+    tagged = next((tag.removeprefix("license:") for tag in info.tags if tag.startswith("license:")), None)
+    security = info.security or {}
+    flagged = security.get("filesWithIssues")
+    return Page(
+        licence=stated if isinstance(stated, str) else tagged,
+        last_modified=info.last_modified,
+        gated=str(info.gated) if info.gated else None,
+        private=info.private,
+        scan_done=security.get("scansDone"),
+        unsafe_files=tuple(str(file.get("path")) for file in flagged if isinstance(file, dict))
+        if isinstance(flagged, list) else (),
+    )  # fmt: skip
+
+
+def _tree(known: Known, source: Source, cost: Cost) -> Known:
+    tree = source.tree(known.reads, known.at, cost)
+    known = replace(known, tree=tree, shards=shard_set(tree, None))
+    return replace(known, facts=_facts(known, None))
+
+
+def _configs(known: Known, source: Source, cost: Cost, cache: Cache) -> Known:
+    if known.tree is None:
+        return known
+    files: dict[str, Mapping[str, Any]] = {}
+    broken: dict[str, str] = {}
+    index: Index | None = None
+    for path in (*CONFIG_FILES, INDEX):
+        if (entry := known.tree.find(path)) is None:
+            continue
+        data = _small_file(known, source, entry, cost, cache)
+        try:
+            if path == INDEX:
+                index = parse_index(data)
+            else:
+                files[path] = parse_config(data, name=path)
+        except HubMisbehaved as error:
+            broken[path] = error.message
+    bundle, shards = Bundle(files, broken), shard_set(known.tree, index)
+    known = replace(known, bundle=bundle, index=index, shards=shards)
+    return replace(known, facts=_facts(known, None))
+
+
+def _small_file(known: Known, source: Source, entry: Entry, cost: Cost, cache: Cache) -> bytes:
+    """A file of a commit, from the cache if it was read before; a folder on this machine has no commit to go by."""
+    if not entry.blob.known:
+        return source.read_file(known.reads, known.at, entry, cost, SMALL_FILE)
+    key = file_key(known.reads, known.at, entry.path)
+    with cache.alone(Kind.FILE, key):
+        data = cache.load(Kind.FILE, key)
+        if data is None:
+            data = source.read_file(known.reads, known.at, entry, cost, SMALL_FILE)
+            cache.keep(Kind.FILE, key, data)
+    return data
+
+
+def _headers(known: Known, source: Source, cost: Cost, means: Means) -> Known:
+    entries, index = known.shards.shards if known.shards else (), known.index
+    found, rests = None, Rests.API
+    if index is not None and len(entries) >= ONE_REQUEST_FROM:
+        revision = Revision(known.revision, known.at)
+        found = read_headers_in_one(source, means.cache, known.reads, revision, entries, INDEX, cost)
+    if found is None:
+        rests, names = Rests.HEADER, _placed(index) if index else None
+        found = read_headers(source, means.cache, known.reads, known.at, entries, cost, means.shards, names=names)
+    headers: dict[str, Header] = {}
+    for path, header in found.items():
+        if isinstance(header, HeaderError):
+            raise header
+        headers[path] = header
+    problems = reconcile(index, headers)
+    return replace(known, header_source=rests, problems=problems, facts=_facts(known, headers))
+
+
+def _placed(index: Index) -> dict[str, list[str]]:
+    """The tensors an index places in each file."""
+    placed: defaultdict[str, list[str]] = defaultdict(list)
+    for tensor, file in index.shard_of.items():
+        placed[file].append(tensor)
+    return placed
+
+
+def _facts(known: Known, headers: Mapping[str, Header] | None) -> Facts:
+    """What follows from the evidence so far."""
+    files = known.bundle.files if known.bundle else {}
+    shards = known.shards.shards if known.shards else ()
+    return derive(
+        files.get("config.json"), headers, hf_quant=files.get("hf_quant_config.json"), repo=known.reads,
+        commit=known.commit, file_bytes=sum(entry.blob.size for entry in shards), shards=len(shards),
+    )  # fmt: skip

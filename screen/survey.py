@@ -1,0 +1,161 @@
+"""Many candidates at once: buys evidence level by level, lets the gates judge it, and answers in the order asked.
+
+Requests overlap freely; the answers do not depend on it. Whether a candidate is a copy is decided in the order of the
+lines, once every earlier tree is known, and a copy's headers are read only after those of its original.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
+from typing import NamedTuple
+
+from formulas.errors import ToolkitError
+
+from .cache import Cache
+from .chain import (
+    Criteria,
+    Evidence,
+    Identity,
+    Judged,
+    Known,
+    Spent,
+    Twin,
+    identity,
+    judge,
+    stops,
+    verdict,
+)
+from .evidence import Means, buy
+from .findings import Finding
+from .gates import GATES
+from .source import Source
+from .transport import Cost
+
+REPOS_AT_ONCE = 16
+SHARDS_AT_ONCE = 64
+
+
+class Line(NamedTuple):
+    """One candidate: what was asked for, and where it is read; or the error its line is."""
+
+    repo: str
+    revision: str
+    source: Source | None
+    error: ToolkitError | None = None
+
+
+class Case(NamedTuple):
+    """What is known and found of one candidate so far, and what stopped it if something did."""
+
+    known: Known
+    source: Source | None
+    findings: tuple[Finding, ...] = ()
+    error: ToolkitError | None = None
+
+    @property
+    def open(self) -> bool:
+        """Whether more evidence is worth buying."""
+        return self.error is None and not stops(self.findings)
+
+
+class _Original(NamedTuple):
+    """An earlier candidate whose bytes later ones may repeat."""
+
+    known: Known
+    identity: Identity
+    study: Future[Case]
+
+    @property
+    def readable(self) -> bool:
+        """Whether its files may be read; of a gated repo that shows only when they are."""
+        return not (self.known.page and self.known.page.gated) or self.study.result().error is None
+
+
+Originals = dict[tuple[str, ...], list[_Original]]
+"""Earlier candidates by the digests of their weights."""
+
+
+def survey(lines: Sequence[Line], criteria: Criteria, cache: Cache) -> Iterator[Judged]:
+    """A verdict a line, in the order of the lines. Left early, it starts nothing more; what was read stays cached."""
+    repos = ThreadPoolExecutor(REPOS_AT_ONCE, thread_name_prefix="repo")
+    shards = ThreadPoolExecutor(SHARDS_AT_ONCE, thread_name_prefix="shard")
+    means = Means(cache, shards)
+    originals: Originals = {}
+    studies: deque[Future[Case]] = deque()
+    try:
+        for glance in [repos.submit(_glance, line, criteria, means) for line in lines]:
+            case = glance.result()
+            mine = _identity(case)
+            original = _original(mine, originals) if mine else None
+            if mine and original:
+                twin = Twin(original.known.reads, original.known.at, mine.differs(original.identity), original.readable)
+                case = case._replace(known=replace(case.known, twin=twin))
+            case = _judge(case, Evidence.TREE, criteria)
+            study = repos.submit(_study, case, original and original.study, criteria, means)
+            studies.append(study)
+            if mine and case.open:
+                originals.setdefault(mine.weights, []).append(_Original(case.known, mine, study))
+            while studies and studies[0].done():
+                yield _judged(studies.popleft().result())
+        while studies:
+            yield _judged(studies.popleft().result())
+    finally:
+        for pool in (repos, shards):
+            pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _judged(case: Case) -> Judged:
+    return Judged(verdict(case.known, case.findings, case.error), case.known.spent)
+
+
+def _identity(case: Case) -> Identity | None:
+    tree, shards = case.known.tree, case.known.shards
+    return identity(tree, shards.shards) if case.open and tree and shards else None
+
+
+def _original(mine: Identity, originals: Originals) -> _Original | None:
+    """The earlier candidate to compare with: of the identical ones the first that can be read, else the first; else
+    the first with equal weights."""
+    equal = originals.get(mine.weights, [])
+    same = [original for original in equal if original.identity == mine]
+    return next((original for original in same if original.readable), None) or next(iter([*same, *equal]), None)
+
+
+def _glance(line: Line, criteria: Criteria, means: Means) -> Case:
+    """INFO, judged, and TREE, which is judged when it is known what came earlier."""
+    case = Case(Known(line.repo, line.revision), line.source, error=line.error)
+    return _bought(_judge(_bought(case, Evidence.INFO, means), Evidence.INFO, criteria), Evidence.TREE, means)
+
+
+def _study(case: Case, original: Future[Case] | None, criteria: Criteria, means: Means) -> Case:
+    """CONFIG and HEADERS, each judged."""
+    case = _bought(case, Evidence.CONFIG, means)
+    if case.open and original is not None:
+        # When it is done its headers are in the cache: equal bytes are read once.
+        case = case._replace(known=replace(case.known, twin_bundle=original.result().known.bundle))
+    case = _bought(_judge(case, Evidence.CONFIG, criteria), Evidence.HEADERS, means)
+    case = _judge(case, Evidence.HEADERS, criteria)
+    # An index is as long as the model, and no later candidate asks for it.
+    return case._replace(known=replace(case.known, index=None, twin_bundle=None))
+
+
+def _bought(case: Case, level: Evidence, means: Means) -> Case:
+    """The case with one more level, or with the error that kept it away; what it cost counts either way."""
+    if not case.open or case.source is None:
+        return case
+    cost, known, error = Cost(), case.known, case.error
+    try:
+        known = replace(buy(level, known, case.source, cost, means), reached=level)
+    except ToolkitError as caught:
+        error = caught
+    spent = Spent(cost.requests, cost.cdn_requests, cost.bytes_read, cost.cached_headers)
+    return case._replace(known=replace(known, spent={**known.spent, level: spent}), error=error)
+
+
+def _judge(case: Case, level: Evidence, criteria: Criteria) -> Case:
+    if not case.open or case.known.reached is not level:
+        return case
+    return case._replace(findings=case.findings + judge(level, case.known, criteria, GATES))
