@@ -68,8 +68,8 @@ def attention_buffers(place: Place, stack: str, layer: Layer, index: int, *, fir
     if first:
         caches = tuple(rope_caches(g, d))
         yield Built("main", Part.ROPE_CACHE, Tensors(caches, caches))
-    if stack == "main" and g.ngram and index + 1 in g.ngram.layers and table_is_pinned(d) and g.ngram.size and g.ngram.heads:
-        ids = (_tokens(place) * (g.ngram.size - 1) * g.ngram.heads * 8,)
+    if stack == "main" and g.ngram and index + 1 in g.ngram.layers and table_is_pinned(d):
+        ids = (_tokens(place) * ((g.ngram.size or 1) - 1) * (g.ngram.heads or 0) * 8,)
         yield Built("main", Part.PLE, Tensors(ids, ids))
     if layer.attention is Attention.NONE:
         return

@@ -8,6 +8,7 @@ from fnmatch import translate
 from typing import Any, NamedTuple
 
 from .schemes import PLAIN, Kind, Scheme, Weight
+from .tensors import TensorGroup, fold
 
 # Built by the engine without the quantization config, or never stored quantised by any exporter seen so far.
 _NEVER = re.compile(
@@ -123,7 +124,7 @@ def _modelopt(config: Mapping[str, Any]) -> Formats:
     algo = str(stated.get("quant_algo") or config.get("quant_algo") or "").upper()
     layers = stated.get("quantized_layers")
     if algo == "MIXED_PRECISION" and isinstance(layers, Mapping):
-        return _by_layer({str(k): str(v.get("quant_algo", "")).upper() for k, v in layers.items()})
+        return _by_layer(layers)
     if algo in _MODELOPT:
         return _everywhere(_MODELOPT[algo])
     groups = config.get("config_groups")
@@ -132,17 +133,43 @@ def _modelopt(config: Mapping[str, Any]) -> Formats:
     return Formats(lambda weight: PLAIN, (f"modelopt {algo or 'without quant_algo'}: not known without a header",))
 
 
-def _by_layer(layers: Mapping[str, str]) -> Formats:
+def compact_layers(layers: Mapping[str, Any]) -> dict[str, str]:
+    """{name pattern: algorithm} of modelopt's table of quantised layers, which names every expert of every layer.
+    Expert numbers are dropped (`experts.0` stands for all), layer numbers folded: 200,000 entries become a dozen."""
+    stated = {
+        _EXPERT_NUMBER.sub("experts.0.", str(name)): str(how.get("quant_algo") if isinstance(how, Mapping) else how)
+        for name, how in layers.items()
+    }
+    return {group.pattern: group.dtype for group in fold((name, algo, ()) for name, algo in stated.items())}
+
+
+_EXPERT_NUMBER = re.compile(r"experts\.(?:\d+|\{[0-9,\-]+\})\.")
+
+
+def _by_layer(layers: Mapping[str, Any]) -> Formats:
+    algorithms = {
+        name: algo.upper()
+        for pattern, algo in compact_layers(layers).items()
+        for name in TensorGroup(pattern, "", ()).names()
+    }
+
     def scheme(weight: Weight) -> Scheme:
         for name in spellings(weight):
             parts = name.split(".")
             for end in range(len(parts), 0, -1):
-                if (algo := layers.get(".".join(parts[:end]))) is not None:
+                if (algo := algorithms.get(".".join(parts[:end]))) is not None:
                     return _MODELOPT.get(algo, PLAIN)
         return PLAIN
 
-    unknown = sorted({algo for algo in layers.values() if algo not in _MODELOPT})
+    unknown = sorted({algo for algo in algorithms.values() if algo not in _MODELOPT})
     return Formats(scheme, tuple(f"modelopt {algo}: not known without a header" for algo in unknown))
+
+
+def layer_scheme(config: Mapping[str, Any], weight: Weight) -> Scheme | None:
+    """What a mixed-precision modelopt config states for one weight; None where it has no table of layers."""
+    inner = config.get("quantization")
+    layers = (inner if isinstance(inner, Mapping) else config).get("quantized_layers")
+    return _by_layer(layers).scheme(weight) if isinstance(layers, Mapping) else None
 
 
 def _compressed(config: Mapping[str, Any]) -> Formats:

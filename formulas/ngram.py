@@ -6,9 +6,9 @@ from collections.abc import Mapping
 
 from .deployment import Deployment
 from .facts import Quantization
-from .formats import matcher
+from .formats import layer_scheme, matcher
 from .geometry import Geometry
-from .schemes import Weight
+from .schemes import Kind, Weight
 
 
 def table_is_pinned(deployment: Deployment) -> bool:
@@ -33,21 +33,9 @@ def table_format(geometry: Geometry, quantization: Quantization | None, deployme
     if method == "fp8" and not ignored:
         return "fp8"
     if method.startswith("modelopt") and not ignored:
-        algo = _table_algorithm(quantization.config, table)
-        return {"FP8": "fp8", "NVFP4": "nvfp4"}.get(algo, "bf16")
+        stated = layer_scheme(quantization.config, table)
+        return {Kind.FP8_TENSOR: "fp8", Kind.NVFP4: "nvfp4"}.get(stated.kind, "bf16") if stated else "bf16"
     return "bf16"
-
-
-def _table_algorithm(config: Mapping[str, object], table: Weight) -> str:
-    """What a mixed-precision modelopt config states for the table; '' for other modelopt configs."""
-    inner = config.get("quantization")
-    layers = (inner if isinstance(inner, Mapping) else config).get("quantized_layers")
-    if not isinstance(layers, Mapping):
-        return ""
-    for entry, stated in layers.items():
-        if isinstance(stated, Mapping) and matcher([str(entry)])(table):
-            return str(stated.get("quant_algo", "")).upper()
-    return ""
 
 
 def _declared_table_dtype(geometry: Geometry, deployment: Deployment) -> str | None:

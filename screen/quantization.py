@@ -7,7 +7,10 @@ type may stand anywhere, and what is not understood is None.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import isfinite
 from typing import Any
+
+from formulas.formats import compact_layers
 
 _IGNORE = ("ignore", "exclude_modules", "modules_to_not_convert", "ignored_layers", "llm_int8_skip_modules", "exclude")
 _LARGE = (*_IGNORE, "quantized_layers", "dynamic", "layer_quant_config", "extra_config")  # lists of every layer
@@ -120,5 +123,16 @@ def kv_cache_dtype(quant: Mapping[str, Any], hf_quant: Mapping[str, Any] | None)
 
 
 def without_lists(quant: Mapping[str, Any]) -> dict[str, Any]:
-    """The config without its lists of layers, which are as long as the model."""
-    return {key: value for key, value in quant.items() if key not in _LARGE}
+    """The config without its lists of layers, which are as long as the model, and without numbers JSON cannot hold."""
+    short = {key: _finite(value) for key, value in quant.items() if key not in _LARGE}
+    if isinstance(layers := quant.get("quantized_layers"), Mapping):
+        short["quantized_layers"] = compact_layers(layers)  # folded to patterns: it decides what each layer is
+    return short
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if isfinite(value) else None
+    if isinstance(value, list):
+        return [_finite(item) for item in value]
+    return {key: _finite(item) for key, item in value.items()} if isinstance(value, dict) else value

@@ -16,6 +16,7 @@ from formulas.kernels import ExpertShape, Runtime, expert_tensors, linear_tensor
 from formulas.schemes import Kind, Scheme
 from formulas.units import MIB
 from formulas.weights import weights
+from screen.quantization import ignore_list, kv_cache_dtype, method, quantization_config, without_lists
 
 DATA = Path(__file__).parents[1].parent / "shared" / "data"
 MEASURED = DATA / "measured"
@@ -23,20 +24,24 @@ needs_data = pytest.mark.skipif(not MEASURED.is_dir(), reason="the folder of mea
 
 # The measured rows name some parts in their own words.
 PARTS = {"experts": "expert", "linear_attn": "linear_attention", "hyper_conn": "hyper_connection", "rest": "other"}
-IGNORES = ("ignore", "modules_to_not_convert", "ignored_layers", "exclude_modules")
 
 
 @lru_cache(maxsize=64)
 def config_of(path):
     """(geometry, quantization) of a config.json."""
     config = json.loads(Path(path).read_text())
-    stated = config.get("quantization_config") or config.get("text_config", {}).get("quantization_config")
-    quantization = None
-    if stated:
-        ignore = next((stated[name] for name in IGNORES if stated.get(name)), ())
-        rest = {k: v for k, v in stated.items() if k not in IGNORES}
-        quantization = Quantization(method=stated.get("quant_method"), ignore=tuple(ignore), config=rest)
-    return parse_geometry(config), quantization
+    second = Path(path).with_name("hf_quant_config.json")
+    return parse_geometry(config), quantization_of(config, json.loads(second.read_text()) if second.is_file() else None)
+
+
+def quantization_of(config, hf_quant=None):
+    stated = quantization_config(config, hf_quant)
+    if not stated:
+        return None
+    return Quantization(
+        method=method(config, stated), ignore=ignore_list(stated, hf_quant), config=without_lists(stated),
+        kv_cache_dtype=kv_cache_dtype(stated, hf_quant),
+    )  # fmt: skip
 
 
 def module_rows():
