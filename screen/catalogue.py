@@ -253,22 +253,25 @@ def lay_out(tensors: Iterable[Tensor], rules: Sequence[Rule]) -> Iterator[Shard]
     """Every file with its tensors, by the first rule each name matches. Raises BadInput where none does."""
     compiled = [(rule, re.compile(rule.match)) for rule in rules]
     files: dict[str, tuple[Rule, list[Tensor]]] = {}
-    sized: dict[str, tuple[Rule, list[Tensor]]] = {}
+    members: dict[tuple[str, ...], list[Tensor]] = {}  # by rule and numbers: a file's name is made up once
     for tensor in tensors:
-        rule, match = next(((r, m) for r, pattern in compiled if (m := pattern.search(tensor.name))), (None, None))
-        if rule is None or match is None:
-            raise BadInput(f"{tensor.name}: expected a layout rule that matches it, got none")
-        if rule.max_bytes is not None:
-            sized.setdefault(rule.file, (rule, []))[1].append(tensor)
-        else:
-            numbers = {key: int(value) // rule.per.get(key, 1) for key, value in match.groupdict().items()}
-            files.setdefault(rule.file.format(**numbers), (rule, []))[1].append(tensor)
-    for file, (rule, members) in files.items():
-        yield Shard(file, members, rule.metadata)
-    for rule, members in sized.values():
-        parts = list(_filled(members, rule.max_bytes or 0))
+        rule, match = _first_match(compiled, tensor.name)
+        if (key := (rule.file, *match.groups())) not in members:
+            numbers = {name: int(digits) // rule.per.get(name, 1) for name, digits in match.groupdict().items()}
+            file = rule.file if rule.max_bytes else rule.file.format(**numbers)
+            members[key] = files.setdefault(file, (rule, []))[1]
+        members[key].append(tensor)
+    for file, (rule, owned) in files.items():
+        parts = list(_filled(owned, rule.max_bytes)) if rule.max_bytes else [owned]
         for i, part in enumerate(parts, 1):
-            yield Shard(rule.file.format(i=i, n=len(parts)), part, rule.metadata)
+            yield Shard(file.format(i=i, n=len(parts)), part, rule.metadata)
+
+
+def _first_match(rules: Iterable[tuple[Rule, re.Pattern[str]]], name: str) -> tuple[Rule, re.Match[str]]:
+    for rule, pattern in rules:
+        if match := pattern.search(name):
+            return rule, match
+    raise BadInput(f"{name}: expected a layout rule that matches it, got none")
 
 
 def _filled(tensors: Iterable[Tensor], max_bytes: int) -> Iterator[list[Tensor]]:

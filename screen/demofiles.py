@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import random
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -42,13 +43,14 @@ def safetensors_file(
     Its data is zeros, or with a `seed` random: BF16, F16 and F32 values are then finite and small, as weights are.
     """
     tensors = sorted(tensors, key=lambda t: (_DTYPE_ORDER[t.dtype], t.name))
-    header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
+    entries = [b'"__metadata__":' + orjson.dumps(dict(metadata))] if metadata else []
     at = 0
-    for name, dtype, shape in tensors:
-        stop = at + tensor_bytes(dtype, shape)
-        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": (at, stop)}
+    for name, dtype, shape in tensors:  # by hand: half the time of a dictionary each
+        stop = at + _tensor_bytes(dtype, shape)
+        entries.append(b'%b:{"dtype":"%b","shape":%b,"data_offsets":[%d,%d]}' % (
+            orjson.dumps(name), dtype.encode(), _shape_json(shape), at, stop))  # fmt: skip
         at = stop
-    head = header_bytes(header)
+    head = _padded(b"{" + b",".join(entries) + b"}")
     size = len(head) + at
     if seed is not None:
         source = random.Random(seed)
@@ -68,9 +70,20 @@ def byte_tokenizer() -> dict[str, Any]:
 
 def header_bytes(header: Mapping[str, Any]) -> bytes:
     """Length, JSON and padding to a multiple of 8: a safetensors file up to its data."""
-    text = orjson.dumps(header)
+    return _padded(orjson.dumps(header))
+
+
+def _padded(text: bytes) -> bytes:
     text += b" " * (-len(text) % 8)
     return len(text).to_bytes(8, "little") + text
+
+
+_tensor_bytes = functools.cache(tensor_bytes)
+
+
+@functools.cache
+def _shape_json(shape: tuple[int, ...]) -> bytes:
+    return orjson.dumps(shape)
 
 
 def head_bytes(content: Content) -> int:
