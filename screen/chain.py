@@ -40,7 +40,7 @@ class Evidence(enum.IntEnum):
         return self.name.lower()
 
 
-class Spent(NamedTuple):
+class Spent(Document):
     """What evidence cost: requests to the endpoint's origin (redirect hops included), requests to others, bytes."""
 
     requests: int = 0
@@ -48,8 +48,11 @@ class Spent(NamedTuple):
     bytes_read: int = 0
     cached_headers: int = 0
 
-    def plus(self, other: Spent) -> Spent:
-        return Spent(*(a + b for a, b in zip(self, other, strict=True)))
+
+def total(parts: Iterable[Spent]) -> Spent:
+    """The sum of what was spent, field by field."""
+    parts = list(parts)
+    return Spent(**{name: sum(getattr(part, name) for part in parts) for name in Spent.model_fields})
 
 
 class Page(NamedTuple):
@@ -156,13 +159,6 @@ class Failure(Document):
     retry: bool = False
 
 
-class Cost(Document):
-    requests: int
-    cdn_requests: int
-    bytes_read: int
-    cached_headers: int
-
-
 class Verdict(Document):
     """What `screen --json` prints for one input line."""
 
@@ -176,7 +172,7 @@ class Verdict(Document):
     same_weights_as: str | None
     findings: tuple[Finding, ...]
     facts: Facts | None
-    cost: Cost
+    cost: Spent
     error: Failure | None
 
     def decisive(self) -> Finding | None:
@@ -224,9 +220,6 @@ def verdict(known: Known, findings: Iterable[Finding], error: ToolkitError | Non
         outcome = "drop"
     else:
         outcome = "unknown" if Outcome.UNKNOWN in seen else "keep"
-    total = Spent()
-    for spent in known.spent.values():
-        total = total.plus(spent)
     twin = known.twin
     return Verdict(
         repo=known.repo,
@@ -239,7 +232,7 @@ def verdict(known: Known, findings: Iterable[Finding], error: ToolkitError | Non
         same_weights_as=twin.name if twin and twin.differs else None,
         findings=findings,
         facts=known.facts,
-        cost=Cost(**total._asdict()),
+        cost=total(known.spent.values()),
         error=failure(error) if error is not None else None,
     )
 

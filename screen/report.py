@@ -14,7 +14,7 @@ from formulas.console import table
 from formulas.facts import Facts, Mtp, Ple, Stack
 from formulas.units import human
 
-from .chain import Evidence, Gate, Judged, Spent, Verdict
+from .chain import Evidence, Gate, Judged, Spent, Verdict, total
 from .contents import weight_formats
 from .findings import Outcome
 
@@ -105,13 +105,6 @@ def _left_at(verdict: Verdict) -> Evidence | None:
 
 def _paid(spent: Spent) -> list[str]:
     return [str(spent.requests), str(spent.cdn_requests), human(spent.bytes_read)]
-
-
-def total(parts: Iterable[Spent]) -> Spent:
-    summed = Spent()
-    for part in parts:
-        summed = summed.plus(part)
-    return summed
 
 
 # The report

@@ -112,7 +112,8 @@ def reconcile(index: Index | None, headers: Mapping[str, Header]) -> tuple[Probl
         problems.append(_problem("twice", twice, "stored in two shards: {}; a loader keeps the one it reads last"))
     if index is None or (index.shard_of == held and index.total_size is None):
         return tuple(problems)
-    missing = sorted(set(index.shards) - headers.keys())
+    named = set(index.shards)
+    missing = sorted(named - headers.keys())
     if missing:
         problems.append(_problem("shard_missing", missing, "shards the index names were not read: {}"))
     lost = [name for name, path in index.shard_of.items() if name not in held and path in headers]
@@ -125,9 +126,9 @@ def reconcile(index: Index | None, headers: Mapping[str, Header]) -> tuple[Probl
     moved = [name for name, path in index.shard_of.items() if name in held and held[name] != path and path in headers]
     if moved := [name for name in moved if name not in set(twice)]:
         problems.append(_problem("wrong_shard", moved, "in another shard than the index says: {}"))
-    data_bytes = sum(header.data_bytes for path, header in headers.items() if path in set(index.shards))
+    data_bytes = sum(header.data_bytes for path, header in headers.items() if path in named)
     if not missing and index.total_size not in (None, data_bytes):
-        file_bytes = data_bytes + sum(8 + h.length for path, h in headers.items() if path in set(index.shards))
+        file_bytes = data_bytes + sum(8 + h.length for path, h in headers.items() if path in named)
         how = "; it counts the files, headers included" if index.total_size == file_bytes else ""
         text = f"the index states a total_size of {index.total_size}, its shards hold {data_bytes} bytes{how}"
         problems.append(Problem("total_size", 1, str(index.total_size), text))

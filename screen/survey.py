@@ -151,7 +151,7 @@ def _bought(case: Case, level: Evidence, means: Means) -> Case:
         known = replace(buy(level, known, case.source, cost, means), reached=level)
     except ToolkitError as caught:
         error = caught
-    spent = Spent(cost.requests, cost.cdn_requests, cost.bytes_read, cost.cached_headers)
+    spent = Spent(**{name: getattr(cost, name) for name in Spent.model_fields})
     return case._replace(known=replace(known, spent={**known.spent, level: spent}), error=error)
 
 

@@ -69,7 +69,7 @@ def test_outcome_of_findings(outcomes, expected):
 
 def test_an_error_keeps_what_was_found_before_it():
     known = Known("a/b", "main", canonical="a/c", commit="c" * 40, reached=Evidence.TREE,
-                  spent={Evidence.INFO: Spent(1, 0, 900), Evidence.TREE: Spent(2, 0, 5000)})  # fmt: skip
+                  spent={Evidence.INFO: Spent(requests=1), Evidence.TREE: Spent(requests=2)})  # fmt: skip
     denied = AccessDenied("a/c: access is gated", code="gated", hint="ask for access at /a/c")
     result = verdict(known, [finding(Outcome.PASS)], denied)
     assert (result.outcome, result.reached, result.canonical) == ("error", "tree", "a/c")
@@ -144,8 +144,8 @@ FACTS = Facts(
     ple=Ple(),
 )  # fmt: skip
 RESULTS = [
-    judged("a/kept", [Outcome.PASS, Outcome.NOTE], facts=FACTS, spent={Evidence.INFO: Spent(1, 0, 10)}),
-    judged("a/large", [Outcome.REJECT], reached=Evidence.TREE, spent={Evidence.TREE: Spent(2, 0, 20)}),
+    judged("a/kept", [Outcome.PASS, Outcome.NOTE], facts=FACTS, spent={Evidence.INFO: Spent(requests=1)}),
+    judged("a/large", [Outcome.REJECT], reached=Evidence.TREE, spent={Evidence.TREE: Spent(requests=2, bytes_read=20)}),
     judged("a/vague", [Outcome.UNKNOWN], facts=Facts()),
     judged("a/gone", [], reached=None, error=AccessDenied("a/gone: disabled", code="disabled")),
     judged("a/gated", [], reached=Evidence.TREE, error=AccessDenied("a/gated: gated", code="gated", hint="ask")),
