@@ -15,6 +15,7 @@ import re
 from functools import lru_cache
 
 from .facts import Role, Stack
+from .tensors import family
 
 STACKS: tuple[tuple[str, Stack], ...] = (
     (r"audio\w*|embed_audio|\w+_audio|speech\w*|sound\w*|conformer|code\w*wav|whisper\w*", Stack.AUDIO),
@@ -68,7 +69,6 @@ ROLES: tuple[tuple[str, Role], ...] = (
 )  # fmt: skip
 """Roles; what no row names is `other`: convolutions and loose parameters of vision towers, and what is not known."""
 
-DIGITS = b"0123456789"
 _LAYER = re.compile(r"(?:^|\.)layers\.([0-9]{1,9})\.")
 
 
@@ -78,11 +78,6 @@ def _compile(pattern: str) -> re.Pattern[str]:
 
 _STACKS = [(_compile(pattern), stack) for pattern, stack in STACKS]
 _ROLES = [(_compile(pattern), role) for pattern, role in ROLES]
-
-
-def family(name: str) -> str:
-    """The name without its digits: tensors of one family have one role."""
-    return name.encode().translate(None, DIGITS).decode()  # six times faster than on text
 
 
 def is_numbered_mtp(name: str, mtp_from: int | None) -> bool:

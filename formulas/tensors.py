@@ -8,6 +8,7 @@ tensor by tensor goes group by group.
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from itertools import product
 from math import prod
@@ -72,6 +73,7 @@ class TensorGroup(NamedTuple):
         return _parse(self.pattern)[1]
 
 
+DIGITS = b"0123456789"
 # A whole name component, or the part number of an n-gram table shard; no leading zeros, so that names round-trip.
 _NUMBER = re.compile(r"(?:(?<![^.])|(?<=shard_))(0|[1-9][0-9]{0,8})(?![^.])")
 # Braces of a name itself are doubled, as in Python's format strings.
@@ -85,19 +87,48 @@ def tensor_bytes(dtype: str, shape: tuple[int, ...]) -> int:
     return (prod(shape) * DTYPE_BITS[dtype] + 7) // 8
 
 
+def family(name: str) -> str:
+    """The name without its digits: names that count over layers, experts or parts are one family."""
+    return name.encode(errors="surrogatepass").translate(None, DIGITS).decode(errors="surrogatepass")
+
+
 def fold(tensors: Iterable[tuple[str, str, tuple[int, ...]]]) -> list[TensorGroup]:
     """(name, dtype, shape) triples as groups, sorted by pattern: `expand` gives back exactly the same set."""
-    families: dict[tuple[tuple[str, ...], str, tuple[int, ...]], set[tuple[int, ...]]] = {}
+    families: defaultdict[tuple[bytes, str, tuple[int, ...]], list[str]] = defaultdict(list)
     for name, dtype, shape in tensors:
-        parts = _NUMBER.split(name)
-        literals, numbers = tuple(parts[::2]), tuple(map(int, parts[1::2]))
-        families.setdefault((literals, dtype, shape), set()).add(numbers)
+        families[name.encode(errors="surrogatepass").translate(None, DIGITS), dtype, shape].append(name)
     groups = [
         TensorGroup(_spell(literals, ranges), dtype, shape)
-        for (literals, dtype, shape), members in families.items()
-        for ranges in _products(members)
+        for (_, dtype, shape), names in families.items()
+        for literals, ranges in _full_product(names) or _products_of(names)
     ]
     return sorted(groups)
+
+
+Product = tuple[tuple[str, ...], tuple[tuple[int, ...], ...]]
+"""The texts between the numbers, and the numbers at each place: every combination of them."""
+
+
+def _full_product(names: list[str]) -> list[Product] | None:
+    """The one product that all names of a family are, if they are; by one search over all of them."""
+    literals = _NUMBER.split(names[0])[::2]
+    if len(literals) < 3:
+        return None
+    number = "(0|[1-9][0-9]{0,8})"
+    found = re.findall(f"^{number.join(map(re.escape, literals))}$", "\n".join(names), re.MULTILINE)
+    places = list(map(set, zip(*found, strict=True)))
+    if len(found) != len(names) or len(set(found)) != prod(map(len, places)):
+        return None
+    return [(tuple(literals), tuple(tuple(sorted(map(int, place))) for place in places))]
+
+
+def _products_of(names: Iterable[str]) -> list[Product]:
+    """Names as products, one or more for each way to spell the texts between their numbers."""
+    members: defaultdict[tuple[str, ...], set[tuple[int, ...]]] = defaultdict(set)
+    for name in names:
+        parts = _NUMBER.split(name)
+        members[tuple(parts[::2])].add(tuple(map(int, parts[1::2])))
+    return [(literals, ranges) for literals, numbers in members.items() for ranges in _products(numbers)]
 
 
 def expand(groups: Iterable[TensorGroup]) -> Iterator[tuple[str, str, tuple[int, ...]]]:

@@ -15,11 +15,13 @@ from math import prod
 from operator import not_
 from typing import Any
 
+import orjson
+
 from formulas.errors import HubMisbehaved, ToolkitError
 from formulas.facts import Cell, Experts, Facts, Mtp, Ple, Quantization, Role, Stack
 from formulas.geometry import Geometry, parse_geometry
-from formulas.roles import DIGITS, classify, classify_family, is_numbered_mtp
-from formulas.tensors import TensorGroup, fold, tensor_bytes
+from formulas.roles import classify, classify_family, is_numbered_mtp
+from formulas.tensors import DIGITS, TensorGroup, fold, tensor_bytes
 
 from .formats import PLAIN, Module, by_role, leading, modules
 from .header import Form, Header
@@ -40,12 +42,27 @@ _PLE_KINDS = (
 def parse_config(data: bytes, *, name: str) -> dict[str, Any]:
     """A config file as an object; `Infinity` and `NaN` are read, as its writers mean them. Raises HubMisbehaved."""
     try:
-        config = json.loads(data)
-    except (ValueError, RecursionError) as error:
-        raise HubMisbehaved(f"{name}: expected JSON, got {data[:40]!r}: {error}", code="malformed_config") from None
+        config = orjson.loads(data)
+    except orjson.JSONDecodeError:
+        try:
+            config = _encodable(json.loads(data))
+        except (ValueError, RecursionError) as error:
+            text = f"{name}: expected JSON, got {data[:40]!r}: {error}"
+            raise HubMisbehaved(text, code="malformed_config") from None
     if not isinstance(config, dict):
         raise HubMisbehaved(f"{name}: expected an object, got {type(config).__name__}", code="malformed_config")
     return config
+
+
+def _encodable(value: Any) -> Any:
+    """The same value with lone surrogates, which no output can carry, as question marks."""
+    if isinstance(value, str):
+        return value.encode(errors="replace").decode()
+    if isinstance(value, list):
+        return [_encodable(item) for item in value]
+    if isinstance(value, dict):
+        return {_encodable(key): _encodable(item) for key, item in value.items()}
+    return value
 
 
 def census(headers: Mapping[str, Header], config: Mapping[str, Any] | None) -> tuple[Cell, ...]:

@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from formulas.facts import Role, Stack
-from formulas.roles import classify, family
+from formulas.roles import classify
+from formulas.tensors import family
 
 SHARED = Path(__file__).parents[1].parent / "shared" / "data"
 GOLDEN = {
