@@ -121,6 +121,9 @@ def _resolve(hub: DemoHub, request: Request, asked: Asked) -> Response:
                "X-Linked-Size": str(content.size)}  # fmt: skip
     if lfs:
         headers |= {"X-Linked-ETag": f'"{content.sha256}"', "Location": hub.sign(subject, asked.path, content)}
+        if hub.xet:
+            token = f"{hub.endpoint}/api/models/{repo.name}/xet-read-token/{commit.oid}"
+            headers |= {"X-Xet-Hash": content.xet_hash, "Link": f'<{token}>; rel="xet-auth"'}
         return Response(302, headers, f"Found. Redirecting to {headers['Location']}".encode(), **about)
     etag = f'"{content.git_sha1}"'
     query = f"?{quote(request.path, safe='')}=&etag={quote(etag, safe='')}"
@@ -182,4 +185,4 @@ def _model(hub: DemoHub, request: Request, asked: Asked) -> Response:
         older = repo.history[: repo.history.index(commit) + 1]
         listed = [{"id": c.oid, "title": c.title, "message": "", "date": c.date, "authors": []} for c in older[::-1]]
         return document(listed, {"X-Total-Count": str(len(listed))}, **about)
-    return demomodels.paths_info(request, repo, commit, about)
+    return demomodels.paths_info(hub, request, repo, commit, about)

@@ -61,7 +61,8 @@ class DemoHub:
 
     `latency` is seconds a request takes before its answer, `page_size` tree entries or models a page, `cdn_ttl` seconds
     a signed URL lives, `budgets` requests per `window` seconds in each of the Hub's three buckets, `tokens` the repos
-    (their names) each token may read, `one_request_headers` whether /safetensors-metadata is served.
+    (their names) each token may read, `one_request_headers` whether /safetensors-metadata is served, `xet` whether Xet
+    is advertised (nothing answers there: a client that cannot do without is told so).
     """
 
     def __init__(
@@ -76,6 +77,7 @@ class DemoHub:
         window: float = 300,
         tokens: Mapping[str, Iterable[str]] | None = None,
         one_request_headers: bool = True,
+        xet: bool = False,
         mirrors: int = 0,
         port: int = 0,
     ):
@@ -83,7 +85,7 @@ class DemoHub:
         self.page_size, self.cdn_ttl, self.latency, self.window = page_size, cdn_ttl, latency, window
         self.budgets = dict(budgets)
         self.tokens = {token: frozenset(names) for token, names in (tokens or {}).items()}
-        self.one_request_headers = one_request_headers
+        self.one_request_headers, self.xet = one_request_headers, xet
         self.log: list[Served] = []
         self.closing = threading.Event()
         self._lock = threading.Lock()
@@ -187,7 +189,7 @@ class DemoHub:
                             b"<Error><Code>AccessDenied</Code><Message>Request has expired</Message></Error>",
                             **about)  # fmt: skip
         # The CDN's ETag looks like a sha256 and is none: the Hub's is of the Xet file, and so is this one's kind.
-        return Response(200, {"ETag": f'"{xet_hash(content)}"'}, file=content, **about)
+        return Response(200, {"ETag": f'"{content.xet_hash}"'}, file=content, **about)
 
     def _answer_mirror(self, name: str) -> Answer:
         def answer(request: Request) -> Response:
@@ -208,7 +210,7 @@ class DemoHub:
             self._signed[signature] = (subject, content, expires)
         name = quote(f"inline; filename=\"{path.rpartition('/')[2]}\";", safe="")
         query = urlencode({"X-Amz-Expires": int(self.cdn_ttl), "Expires": int(expires), "Signature": signature})
-        return f"{self.cdn}/xet-bridge/{xet_hash(content)}?response-content-disposition={name}&{query}"
+        return f"{self.cdn}/xet-bridge/{content.xet_hash}?response-content-disposition={name}&{query}"
 
     def _spend(self, bucket: str, token: str | None) -> tuple[int, int]:
         """(requests left after this one, seconds to the next window); negative when the budget was spent."""
@@ -291,10 +293,6 @@ class DemoHub:
                     line.body_bytes += 0 if last else len(part)
         if any(fault.kind is Kind.STALL for fault in faults):
             self.closing.wait()
-
-
-def xet_hash(content: Content) -> str:
-    return hashlib.sha256(b"xet" + content.sha256.encode()).hexdigest()
 
 
 def _flipped(pieces: Iterator[memoryview | bytes], start: int, wrong: list[int]) -> Iterator[memoryview | bytes]:

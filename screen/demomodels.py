@@ -144,10 +144,10 @@ def tree(
     headers = {}
     if start + size < len(names):
         headers["Link"] = _next(hub, request, size, {"after": page[-1], "tree": commit.oid})
-    return document([_entry(repo, commit, name, expand) for name in page], headers, **about)
+    return document([_entry(hub, repo, commit, name, expand) for name in page], headers, **about)
 
 
-def _entry(repo: DemoRepo, commit: Commit, path: str, expand: bool) -> dict[str, Any]:
+def _entry(hub: DemoHub, repo: DemoRepo, commit: Commit, path: str, expand: bool) -> dict[str, Any]:
     last = {"lastCommit": {"id": commit.oid, "title": commit.title, "date": commit.date}} if expand else {}
     content = commit.files.get(path)
     if content is None:
@@ -156,6 +156,7 @@ def _entry(repo: DemoRepo, commit: Commit, path: str, expand: bool) -> dict[str,
     if is_lfs(path, content):
         entry["oid"] = git_blob(content.pointer)
         entry["lfs"] = {"oid": content.sha256, "size": content.size, "pointerSize": len(content.pointer)}
+        entry |= {"xetHash": content.xet_hash} if hub.xet else {}
     else:
         entry["oid"] = content.git_sha1
     if expand:
@@ -165,7 +166,9 @@ def _entry(repo: DemoRepo, commit: Commit, path: str, expand: bool) -> dict[str,
     return entry
 
 
-def paths_info(request: Request, repo: DemoRepo, commit: Commit, about: dict[str, Any]) -> Response:
+def paths_info(
+    hub: DemoHub, request: Request, repo: DemoRepo, commit: Commit, about: dict[str, Any]
+) -> Response:
     """The tree entries of the paths asked for, in a form or in JSON; unknown paths are left out."""
     if request.headers.get("content-type", "").startswith("application/json"):
         asked = orjson.loads(request.body)
@@ -175,7 +178,7 @@ def paths_info(request: Request, repo: DemoRepo, commit: Commit, about: dict[str
         form = parse_qs(request.body.decode())
         paths, expand = form.get("paths", []), form.get("expand", [""])[0].lower() == "true"
     known = {*commit.files, *directories(iter(commit.files))}
-    return document([_entry(repo, commit, path, expand) for path in paths if path in known], **about)
+    return document([_entry(hub, repo, commit, path, expand) for path in paths if path in known], **about)
 
 
 def _page_size(request: Request, most: int) -> int:

@@ -54,6 +54,11 @@ class Content:
         return git_blob(b"".join(self.pieces(0, self.size)))
 
     @property
+    def xet_hash(self) -> str:
+        """What stands where a Xet hash stands: as long as a sha256, and of something else."""
+        return hashlib.sha256(b"xet" + self.sha256.encode()).hexdigest()
+
+    @property
     def pointer(self) -> bytes:
         """The text git holds in place of an LFS file (https://git-lfs.github.com/spec/v1)."""
         return b"version https://git-lfs.github.com/spec/v1\noid sha256:%b\nsize %d\n" % (

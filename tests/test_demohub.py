@@ -190,6 +190,16 @@ def test_lfs_files_redirect_to_the_cdn(hub, small):
     assert get(answer.headers["Location"], Authorization="Bearer x").status_code == 400
 
 
+def test_xet_is_advertised_on_request_only(hub, small):
+    path = "model-00001-of-00002.safetensors"
+    plain, xet = hub(small), hub(small, xet=True)
+    seen = [get(f"{running.endpoint}/org/small/resolve/main/{path}").headers for running in (plain, xet)]
+    assert [("X-Xet-Hash" in headers, "Link" in headers) for headers in seen] == [(False, False), (True, True)]
+    [entry] = api(xet).get_paths_info("org/small", [path])
+    assert entry.xet_hash == seen[1]["X-Xet-Hash"] != entry.lfs.sha256
+    assert api(plain).get_paths_info("org/small", [path])[0].xet_hash is None
+
+
 def test_small_files_redirect_within_the_hub(hub, small):
     running = hub(small)
     answer = get(f"{running.endpoint}/org/small/resolve/main/config.json")
