@@ -31,6 +31,9 @@ class Rules(NamedTuple):
     flashmla_default: bool  # MLA on Hopper runs FlashMLA, whose block is 64 tokens
     large_card_batch: bool  # cards of 160 GiB and more batch 16,384 tokens
     gb10_is_small: bool  # GB10 counts as a small card for batch defaults
+    second_runner: str  # models on the second model runner: none | dense | all but experts | all
+    state_gate: bool  # with full graphs, more sequences than blocks of state layers refuse to start
+    consumed: bool  # what the profile run leaves on the card is read from the card, not summed from parts
     profile_split_limit: bool  # the profile run, too, keeps blocks of 20 MiB and more whole
     glm_dsa_fp8: bool  # GLM's sparse attention caches fp8 by itself on sm100
 
@@ -50,9 +53,20 @@ def rules(release: Version) -> Rules:
         flashmla_default=release < (0, 18, 0),
         large_card_batch=release >= (0, 28, 0),
         gb10_is_small=release >= (0, 33, 0),
+        second_runner=_second_runner(release),
+        state_gate=release >= (0, 20, 0),
+        consumed=release >= (0, 27, 0),
         profile_split_limit=release >= (0, 31, 0),
         glm_dsa_fp8=release >= (0, 32, 0),
     )
+
+
+def _second_runner(release: Version) -> str:
+    if release >= (0, 29, 0):
+        return "all"
+    if release >= (0, 27, 0):
+        return "all but experts"
+    return "dense" if release >= (0, 25, 0) else "none"
 
 
 def outside(deployment: Deployment) -> tuple[str, ...]:

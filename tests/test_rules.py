@@ -9,7 +9,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 ORDER = {"formulas": 0, "screen": 1, "stage": 2}
-SHELL = {"formulas": {"cli", "console", "report"}, "screen": {"cli", "hub", "cache", "local", "demohub", "report"},
+SHELL = {"formulas": {"cli", "console", "report", "shipped"}, "screen": {"cli", "hub", "cache", "local", "demohub", "report"},
          "stage": {"cli", "store", "sources", "fetch", "execute", "serve"}}  # fmt: skip
 PURE_SCREEN = {"repo", "header", "census", "formats", "quantization", "shards", "chain", "findings", "gates",
                "contents", "policy", "compare"}  # fmt: skip

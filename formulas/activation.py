@@ -1,0 +1,323 @@
+"""The torch peak of the engine's profile run above the loaded weights: what a step of T tokens keeps alive at once.
+
+The profile run pushes T = max_num_batched_tokens dummy tokens through every layer without attending, then samples
+min(T, R) rows, R = max_num_seqs. Its peak is
+
+    cuBLAS workspace + kernel workspaces that stay + max over phases (attention, state, MLP, experts, sampler, vision)
+
+and each phase is the tensors alive at its widest line, counted in the model files. The measured H200 runs come out to
+the byte for most families; the few numbers that are fitted are in data/coefficients.json.
+
+Source: vllm 0.25.1 model_executor/models/{qwen3,qwen3_moe,qwen3_next,gemma3,deepseek_v2,nemotron_h,minimax_m2}.py,
+layers/attention/mla_attention.py:643 (the context workspace), fused_moe/experts/*.workspace_shapes,
+v1/sample/{sampler,rejection_sampler}.py, v1/worker/gpu/sample/sampler.py; 0.33.0's where newer.
+Domain: eager runs. What compiling adds is one fitted number (cold cache). The vision term is a heuristic.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from .deployment import Deployment
+from .facts import Quantization
+from .geometry import Attention, Experts, Ffn, Geometry, Latent, Layer, Recurrent, State
+from .kernels import Backend, Runtime, expert_backend
+from .kv_dtypes import model_dtype_bytes
+from .kv_states import Unstated
+from .releases import rules
+from .schemes import Kind
+from .units import MIB
+
+CUBLAS_HOPPER_BYTES = 32 * MIB
+CUBLAS_BYTES = 8_519_680
+"""torch's cuBLAS workspace: 32 MiB on compute capability 9 and 10, else :4096:2:16:8."""
+CONTEXT_TOKENS = 64 * 1024  # cap of the MLA context workspace
+STREAMING_PROCESSORS = 132  # of an H100 or H200; rows the top-k kernel works on at once
+CONTEXT_BLOCKS = 4  # and at least this many blocks of 16 tokens for every sequence
+VISION_TOKENS = 16_384  # merged tokens a step may encode at least (Qwen's largest picture)
+VISION_WIDTHS = 4  # hidden-wide tensors alive in a vision block, beside two of its MLP's width
+
+# Families whose norms return new tensors (GemmaRMSNorm) and write attention into a buffer of its own, and families with
+# a norm after as well as before each block. All others fuse residual and norm in place.
+_BUFFERED = frozenset({"qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "qwen4_exp_text"})
+_SANDWICHED = frozenset({"gemma2", "gemma3_text", "gemma3n_text", "gemma4_text"})
+_HEAD_NORMS = frozenset({
+    "qwen3", "qwen3_moe", "qwen3_vl_text", "qwen3_vl_moe_text", "gemma3_text", "gemma3n_text", "gemma4_text",
+    "glm4_moe", "olmo2", "olmo3", "exaone4", "lfm2", "lfm2_moe", "step3p5", "mimo_v2_flash", "hunyuan_v1_moe",
+    "apertus",
+})  # fmt: skip
+# Models of experts that ran on the second runner before all did (vllm 0.25.1 config/vllm.py:68).
+_EARLY_ON_SECOND = frozenset({"DeepseekV2ForCausalLM", "Qwen2MoeForCausalLM", "GraniteMoeForCausalLM"})
+
+_FORMATS = (
+    ("nvfp4", Kind.NVFP4), ("mxfp4", Kind.MXFP4), ("mxfp8", Kind.MXFP8), ("fp8_block", Kind.FP8_BLOCK),
+    ("fp8_channel", Kind.FP8_CHANNEL), ("fp8", Kind.FP8_TENSOR), ("int", Kind.INT), ("w4a16", Kind.INT),
+)  # fmt: skip
+
+
+class Activation(NamedTuple):
+    """The peak and what makes it. Bytes; None where a size is not known, with the reasons."""
+
+    peak_bytes: int | None
+    workspace_bytes: int  # stays after the profile run: cuBLAS, experts
+    phases: Mapping[str, int]  # bytes alive in each phase above the workspace
+    compile_bytes: int
+    unmodelled: tuple[str, ...] = ()
+
+    @property
+    def widest(self) -> str | None:
+        """The phase that makes the peak."""
+        return max(self.phases, key=lambda name: self.phases[name], default=None)
+
+
+class Shapes(NamedTuple):
+    """What every phase asks for: a rank's share of the sizes, in elements a token."""
+
+    geometry: Geometry
+    deployment: Deployment
+    linear: Kind
+    expert: Kind
+    hidden: int
+    tokens: int
+
+    @property
+    def tp(self) -> int:
+        return self.deployment.tp
+
+    @property
+    def reduced(self) -> int:
+        """The output of an all-reduce is a tensor of its own."""
+        return self.hidden if self.tp > 1 else 0
+
+    @property
+    def buffered(self) -> bool:
+        return self.geometry.text_model_type in _BUFFERED
+
+    def held(self, in_attention: int, buffered: int) -> int:
+        """Hidden-wide tensors alive around a block: the caller's, the residual, and what the norms left."""
+        return (buffered if self.buffered else in_attention) * self.hidden
+
+    def quantised(self, width: int) -> int:
+        """A copy of an activation in the weights' format, with its scales, in model-dtype elements."""
+        if self.linear is Kind.FP8_BLOCK and (self.deployment.sm or 90) >= 89:
+            return width // 2 + width // 64
+        if self.linear in (Kind.FP8_TENSOR, Kind.FP8_CHANNEL, Kind.MXFP8) and (self.deployment.sm or 90) >= 89:
+            return width // 2
+        if self.linear in (Kind.NVFP4, Kind.MXFP4) and (self.deployment.sm or 90) >= 100:
+            return width // 4 + width // 32
+        return 0
+
+
+def activation(
+    geometry: Geometry,
+    deployment: Deployment,
+    quantization: Quantization | None,
+    coefficients: Mapping[str, float],
+) -> Activation:
+    """The profile run's peak for one rank. `max_num_batched_tokens` and `max_num_seqs` must be filled in."""
+    tokens, rows = deployment.max_num_batched_tokens, deployment.max_num_seqs
+    if tokens is None or rows is None or not geometry.hidden_size or not geometry.vocab_size:
+        reason = "no hidden_size, vocab_size or batch sizes: the activation peak is unknown"
+        return Activation(None, 0, {}, 0, (reason,))
+    linear, expert = kinds(quantization)
+    shapes = Shapes(geometry, deployment, linear, expert, geometry.hidden_size, tokens)
+    element = model_dtype_bytes(geometry, deployment)
+    try:
+        phases = {name: width * tokens * element for name, width in _widths(shapes).items()}
+        workspace = expert_workspace(shapes)
+        if any(layer.attention is Attention.MLA for layer in geometry.layer_kinds):
+            phases["attention"] = max(phases["attention"], _context_phase(shapes, rows) * element)
+    except Unstated as unknown:
+        return Activation(None, 0, {}, 0, (f"{unknown}: the activation peak is unknown",))
+    phases["sampler"] = sampler_bytes(shapes, min(tokens, rows)) + tokens * shapes.hidden * element
+    if vision := vision_bytes(shapes):
+        phases["vision"] = vision
+    cublas = CUBLAS_HOPPER_BYTES if (deployment.sm or 90) // 10 in (9, 10) else CUBLAS_BYTES
+    kept = cublas + workspace * tokens * element
+    compiled = 0 if deployment.enforce_eager else int(coefficients["compile_hidden"] * shapes.hidden * tokens * element)
+    return Activation(kept + max(phases.values()) + compiled, kept, phases, compiled)
+
+
+def kinds(quantization: Quantization | None) -> tuple[Kind, Kind]:
+    """(kind of the attention and MLP matrices, kind of the routed experts)."""
+    if quantization is None:
+        return Kind.PLAIN, Kind.PLAIN
+    roles = quantization.by_role
+    linear = roles.get("main/attention") or roles.get("main/mlp") or (None if roles else quantization.format)
+    expert = roles.get("main/expert") or quantization.format
+    return _kind(linear), _kind(expert)
+
+
+def _kind(name: str | None) -> Kind:
+    text = (name or "").lower()
+    return next((kind for prefix, kind in _FORMATS if text.startswith(prefix)), Kind.PLAIN)
+
+
+def _widths(shapes: Shapes) -> dict[str, int]:
+    """Elements a token alive at the widest line of each phase, over all kinds of layer."""
+    found: dict[str, int] = {}
+    for layer in shapes.geometry.layer_kinds:
+        if layer.attention is not Attention.NONE:
+            found["attention"] = max(found.get("attention", 0), _attention(shapes, layer))
+        if layer.state is not State.NONE:
+            found["state"] = max(found.get("state", 0), _state(shapes, layer))
+        if layer.ffn in (Ffn.DENSE, Ffn.BOTH):
+            found["mlp"] = max(found.get("mlp", 0), _mlp(shapes, layer))
+        if layer.ffn in (Ffn.MOE, Ffn.BOTH):
+            found["experts"] = max(found.get("experts", 0), _moe(shapes))
+    if shapes.geometry.hyper_connections and shapes.geometry.hyper_connections > 1:
+        streams = 2 * (shapes.geometry.hyper_connections - 1) * shapes.hidden
+        found = {name: width + streams for name, width in found.items()}
+    return found
+
+
+def _attention(shapes: Shapes, layer: Layer) -> int:
+    """At the output projection: the fused projection, normed heads, the attended values, the output."""
+    if layer.attention in (Attention.MLA, Attention.DSA):
+        return _latent(shapes) + shapes.hidden + shapes.reduced
+    heads, size = need(layer.heads, "num_attention_heads"), need(layer.head_dim, "head_dim")
+    q = heads * size // shapes.tp
+    k = max(1, need(layer.kv_heads, "num_key_value_heads") // shapes.tp) * size
+    if shapes.geometry.output_gate or shapes.buffered:
+        # Query and gate apart, normed query, attended values, gated values.
+        return shapes.held(2, 5) + 2 * q + 2 * k + 5 * q + k + shapes.quantised(q) + shapes.reduced
+    norms = q + k if shapes.geometry.text_model_type in _HEAD_NORMS else 0
+    projected = shapes.held(2, 5) + q + 2 * k + norms + q + shapes.quantised(q) + shapes.hidden + shapes.reduced
+    if shapes.geometry.text_model_type == "minimax_m2":
+        # One norm over all heads: fp32 copies of queries and keys, and their normalised copies.
+        return max(projected, shapes.held(2, 5) + q + 2 * k + 6 * q + 2 * k + 4)
+    return projected
+
+
+def _latent(shapes: Shapes) -> int:
+    """Multi-head latent attention: compressed query and latent, their norms, queries, attended values."""
+    latent, local = _latent_sizes(shapes)
+    compressed = (latent.q_rank or 0) + latent.kv_rank + latent.rope_dim
+    queries = local * (latent.nope_dim + latent.rope_dim)
+    return shapes.held(2, 5) + 2 * compressed + queries + local * latent.value_dim
+
+
+def _context_phase(shapes: Shapes, rows: int) -> int:
+    """With it the context workspace the profile run allocates: keys and values of up to 64 K earlier tokens."""
+    latent, local = _latent_sizes(shapes)
+    length = shapes.deployment.max_model_len or shapes.geometry.max_position_embeddings or CONTEXT_TOKENS
+    context = min(max(8 * length, CONTEXT_BLOCKS * rows * 16), CONTEXT_TOKENS)
+    return _latent(shapes) * shapes.tokens + context * local * (latent.nope_dim + latent.value_dim)
+
+
+def _latent_sizes(shapes: Shapes) -> tuple[Latent, int]:
+    """(the latent's sizes, heads of one rank)."""
+    if shapes.geometry.latent is None:
+        raise Unstated("no kv_lora_rank or head sizes")
+    heads = next((layer.heads for layer in shapes.geometry.layer_kinds if layer.heads), None)
+    return shapes.geometry.latent, need(heads, "num_attention_heads") // shapes.tp
+
+
+def _state(shapes: Shapes, layer: Layer) -> int:
+    sizes = shapes.geometry.recurrent or Recurrent()
+    if layer.state in (State.GDN, State.KDA):
+        keys = need(sizes.key_heads, "key heads") * need(sizes.key_dim, "key head size") // shapes.tp
+        values = need(sizes.value_heads, "value heads") * need(sizes.value_dim, "value head size") // shapes.tp
+        projected, mixed = 2 * keys + 2 * values, 2 * keys + values
+        return shapes.held(2, 5) + projected + mixed + 2 * values + shapes.reduced
+    if layer.state is State.SHORT_CONV:
+        return shapes.held(3, 5) + 5 * shapes.hidden // shapes.tp + shapes.reduced
+    inner = need(sizes.inner, "inner width of the state layers") // shapes.tp
+    mixed = inner + 2 * (sizes.groups or 1) * (sizes.state_size or 0) // shapes.tp
+    projected = inner + mixed + (sizes.value_heads or 0) // shapes.tp
+    # The convolution's input is cloned and laid out again; the gated norm works on two fp32 copies.
+    return shapes.held(2, 5) + projected + 2 * mixed + 4 * inner + shapes.hidden + shapes.reduced
+
+
+def _mlp(shapes: Shapes, layer: Layer) -> int:
+    """At the down projection: gate and up in one, their product, the output."""
+    size = need(layer.intermediate_size, "intermediate_size") // shapes.tp
+    held = 4 if shapes.geometry.text_model_type in _SANDWICHED else 3
+    gated = 1 if shapes.geometry.text_model_type == "nemotron_h" else 2
+    drafting = shapes.hidden if shapes.deployment.mtp else 0
+    width = (gated + 1) * size + shapes.quantised(size)
+    return shapes.held(held, 5) + width + shapes.hidden + shapes.reduced + drafting
+
+
+def _moe(shapes: Shapes) -> int:
+    experts = shapes.geometry.experts or Experts()
+    shared = (experts.shared_intermediate_size or 0) // shapes.tp
+    own = 3 * shared + shapes.hidden if shared else 0
+    if shapes.geometry.text_model_type == "gpt_oss":
+        # Its Triton kernels allocate per call: the gated product and the unreduced output of every pick.
+        size = need(experts.intermediate_size, "intermediate_size") // shapes.tp
+        own += need(experts.per_token, "num_experts_per_tok") * (size + shapes.hidden)
+    return shapes.held(3, 5) + 2 * (experts.count or 0) + own + shapes.hidden + shapes.reduced
+
+
+def expert_workspace(shapes: Shapes) -> int:
+    """Elements a token of the buffers the expert kernels share; they are allocated once and stay."""
+    experts, deployment = shapes.geometry.experts, shapes.deployment
+    if experts is None or shapes.geometry.text_model_type == "gpt_oss":
+        return 0
+    runtime = Runtime(
+        sm=deployment.sm or 90, release=deployment.release, without=deployment.without,
+        expert_parallel=deployment.expert_parallel, tensor_parallel=deployment.tp,
+        model_type=shapes.geometry.text_model_type or "",
+    )  # fmt: skip
+    backend = expert_backend(shapes.expert, runtime)
+    split = 1 if deployment.expert_parallel else shapes.tp * deployment.dp
+    size = need(experts.intermediate_size, "moe_intermediate_size") // split
+    hidden = experts.latent_size or shapes.hidden
+    up = size if shapes.geometry.text_model_type == "nemotron_h" else 2 * size
+    top = need(experts.per_token, "num_experts_per_tok")
+    if backend is Backend.FLASHINFER_TRTLLM:
+        return 0
+    if backend is Backend.FLASHINFER_CUTLASS:
+        return hidden
+    if backend is Backend.CUTLASS and shapes.expert is Kind.NVFP4:
+        return top * (max(up, hidden) + size)
+    return top * (max(size, hidden) + max(up, hidden))
+
+
+def need(value: int | None, name: str) -> int:
+    """The value, or Unstated naming what the config does not say."""
+    if value is None:
+        raise Unstated(f"no {name}")
+    return value
+
+
+def sampler_bytes(shapes: Shapes, rows: int) -> int:
+    """Logits and what sampling makes of them.
+
+    First runner: logits in the model's dtype, in fp32, probabilities and noise (14 bytes a logit), and a scratch row of
+    fp32 to each processor for top-k; a drafter adds the rejection sampler's copies (30 in all). Second runner: logits
+    and one fp32 copy.
+    """
+    vocab = shapes.geometry.vocab_size or 0
+    if runs_second(shapes.geometry, shapes.deployment):
+        return rows * vocab * 6
+    each = 30 if shapes.deployment.mtp else 14
+    return rows * vocab * each + min(rows, STREAMING_PROCESSORS) * vocab * 4
+
+
+def runs_second(geometry: Geometry, deployment: Deployment) -> bool:
+    """Whether the engine's second model runner serves this model; it samples in less memory."""
+    which = rules(deployment.release).second_runner
+    if which in ("none", "all"):
+        return which == "all"
+    if which == "dense" and any(layer.state is not State.NONE for layer in geometry.layer_kinds):
+        return False
+    return geometry.experts is None or geometry.architecture in _EARLY_ON_SECOND
+
+
+def vision_bytes(shapes: Shapes) -> int:
+    """The vision tower on the most patches one step may encode, with its outputs; 0 without a tower or if it is off.
+
+    A heuristic: patches x (widths of a block); the patches are those of the token budget, or of the largest picture."""
+    tower, deployment = shapes.geometry.vision, shapes.deployment
+    refused = deployment.limit_mm_per_prompt and not any(deployment.limit_mm_per_prompt.values())
+    if tower is None or deployment.language_model_only or refused or not tower.hidden_size:
+        return 0
+    merged = max(shapes.tokens, VISION_TOKENS)
+    patches = merged * (tower.spatial_merge_size or 2) ** 2
+    inner = tower.intermediate_size or 4 * tower.hidden_size
+    split = shapes.tp if deployment.mm_encoder_tp_mode == "weights" else 1
+    width = VISION_WIDTHS * tower.hidden_size + 2 * inner // split
+    return (patches * width + merged * shapes.hidden) * 2

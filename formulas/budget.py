@@ -1,0 +1,211 @@
+"""What is left for the KV cache on one rank, term by term, each with its margin; and what stops a start before that.
+
+    requested = ceil(total_memory x gpu_memory_utilization)
+    KV        = requested - weights - drafter - activation peak - non-torch - CUDA-graph estimate
+
+Source: vllm 0.25.1 and 0.33.0 v1/worker/gpu_worker.py determine_available_memory, v1/worker/utils.py request_memory,
+engine/arg_utils.py get_batch_defaults, config/compilation.py (the state gate). From 0.27 the engine reads what is
+consumed off the card instead of summing parts; the sum is the same but for fragments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import ceil
+from typing import NamedTuple
+
+from .activation import Activation, activation, runs_second
+from .cards import Card
+from .deployment import Deployment
+from .facts import Quantization
+from .geometry import Geometry, State
+from .kv import Plan
+from .releases import rules
+from .units import GIB, MIB, human
+
+SERVER_ROWS, SMALL_ROWS = 1024, 256  # max_num_seqs by default, on large and small cards
+WEIGHTS_MARGIN = 0.005
+
+
+class Term(NamedTuple):
+    """Bytes with the margin around them and what they rest on; None where they are not known."""
+
+    bytes: int | None
+    margin_bytes: int
+    because: str
+
+
+class Budget(NamedTuple):
+    """The account of one rank."""
+
+    deployment: Deployment  # with every default of that engine on that card filled in
+    total: Term
+    requested: Term
+    weights: Term
+    drafter: Term
+    activation: Term
+    non_torch: Term
+    graphs: Term
+    available: Term  # for the KV cache; below zero where nothing is left
+    peak: Activation
+    unmodelled: tuple[str, ...]
+
+    @property
+    def margin_bytes(self) -> int:
+        """The margin around the bytes left."""
+        return self.available.margin_bytes
+
+
+class Gate(NamedTuple):
+    """A condition for the engine to start: met, not met, or not known."""
+
+    name: str
+    met: bool | None
+    because: str
+
+
+def filled(deployment: Deployment, card: Card, geometry: Geometry) -> Deployment:
+    """The deployment with the engine's defaults for a server on this card where nothing was asked.
+
+    Source: engine/arg_utils.py get_batch_defaults (0.33.0:2940; 0.25.1:2397), config/cache.py."""
+    rule = rules(deployment.release)
+    gib = card.total_bytes / GIB
+    small = gib < 70 or "a100" in card.name or (card.name == "gb10" and rule.gb10_is_small)
+    tokens = 2048 if small else 16384 if gib >= 160 and rule.large_card_batch else 8192
+    update = {
+        "gpu_memory_utilization": deployment.gpu_memory_utilization or rule.utilization,
+        "max_num_batched_tokens": deployment.max_num_batched_tokens or tokens,
+        "max_model_len": deployment.max_model_len or geometry.max_position_embeddings,
+        "capability": deployment.capability or card.capability,
+    }
+    rows = deployment.max_num_seqs or (SMALL_ROWS if small else SERVER_ROWS)
+    update["max_num_seqs"] = min(rows, int(update["max_num_batched_tokens"] or rows))
+    return deployment.model_copy(update=update)
+
+
+def budget(
+    geometry: Geometry,
+    quantization: Quantization | None,
+    deployment: Deployment,
+    card: Card,
+    weights_bytes: int | None,
+    drafter_bytes: int | None,
+    coefficients: Mapping[str, float],
+) -> Budget:
+    """The account of the tightest rank; `weights_bytes` is "model loading took", `drafter_bytes` what MTP adds."""
+    asked = filled(deployment, card, geometry)
+    utilization = asked.gpu_memory_utilization or 0.0
+    total = Term(card.total_bytes, card.margin_bytes, card.source)
+    requested = Term(
+        ceil(card.total_bytes * utilization),
+        ceil(card.margin_bytes * utilization),
+        f"{utilization:g} of the card",
+    )
+    weights = Term(weights_bytes, int((weights_bytes or 0) * WEIGHTS_MARGIN), "model loading")
+    drafter = Term(drafter_bytes if asked.mtp else 0, 0, "the drafter, embedding and head shared")
+    peak = activation(geometry, asked, quantization, coefficients)
+    terms = {
+        "weights": weights,
+        "drafter": drafter,
+        "activation": _peak_term(peak),
+        "non_torch": _non_torch(asked, card, coefficients),
+        "graphs": graphs(geometry, asked, coefficients),
+    }
+    left = _left(requested, list(terms.values()))
+    if asked.kv_cache_memory_bytes is not None:
+        left = Term(asked.kv_cache_memory_bytes, 0, "--kv-cache-memory-bytes")
+    return Budget(asked, total, requested, **terms, available=left, peak=peak, unmodelled=peak.unmodelled)
+
+
+def _peak_term(peak: Activation) -> Term:
+    margin = int((peak.peak_bytes or 0) * 0.05) + peak.compile_bytes + peak.phases.get("vision", 0) // 4
+    return Term(peak.peak_bytes, margin, f"the profile run; widest in {peak.widest or 'an unknown phase'}")
+
+
+def _left(requested: Term, spent: list[Term]) -> Term:
+    parts = [term.bytes for term in spent]
+    margin = requested.margin_bytes + sum(term.margin_bytes for term in spent)
+    if requested.bytes is None or None in parts:
+        return Term(None, margin, "a part of it is not known")
+    return Term(requested.bytes - sum(part or 0 for part in parts), margin, "requested less the parts")
+
+
+def _non_torch(deployment: Deployment, card: Card, coefficients: Mapping[str, float]) -> Term:
+    """Memory outside torch that grows from the engine's first snapshot to the end of the profile run.
+
+    Measured: 230 MiB on one H200, 552 MiB on each of two over NCCL alone; about 2.07 GiB on each of two and 2.14 of
+    four H100 with custom all-reduce (vLLM 0.19, 26 public runs); 0.13 to 0.2 GiB on cards without NVLink."""
+    base = int(coefficients["non_torch_mib"] * MIB)
+    if deployment.tp * deployment.pp == 1:
+        return Term(base, 64 * MIB, "CUDA modules on one card, measured on an H200")
+    if not card.linked:
+        return Term(base, 256 * MIB, "CUDA modules and NCCL over PCIe, from public logs")
+    if "custom_all_reduce" in deployment.without:
+        return Term(base + int(coefficients["nccl_mib"] * MIB), 128 * MIB, "CUDA modules and NCCL, measured on H200s")
+    return Term(base + int(coefficients["all_reduce_mib"] * MIB), 256 * MIB, "with custom all-reduce, from public runs")
+
+
+def graphs(geometry: Geometry, deployment: Deployment, coefficients: Mapping[str, float]) -> Term:
+    """The engine's own estimate of its CUDA graphs, which it takes off before it sizes the KV cache.
+
+    A rough rule from few logs: bytes for each captured size and layer, twice that with experts. The estimate itself is
+    often two to four times what the graphs then take."""
+    rule = rules(deployment.release)
+    mode = str(deployment.compilation_config.get("cudagraph_mode", "")).upper()
+    if deployment.enforce_eager or mode == "NONE":
+        return Term(0, 0, "no CUDA graphs")
+    if not rule.graphs_estimated:
+        return Term(0, 0, "this release does not take graphs off")
+    if rule.second_runner != "all" and runs_second(geometry, deployment):
+        return Term(0, 0, "this release's second runner estimates none")
+    rows = deployment.max_num_seqs or SMALL_ROWS
+    sizes = capture_sizes(rows, deployment.mtp)
+    full = sum(1 for size in sizes if size <= rows * (1 + deployment.mtp))
+    each = coefficients["graph_kib"] * 1024 * (2 if geometry.experts else 1)
+    estimate = int((len(sizes) + full) * len(geometry.layers) * each)
+    return Term(estimate, max(estimate, GIB // 4), f"{len(sizes)} captured sizes, a rough rule")
+
+
+def capture_sizes(rows: int, drafts: int, cap: int = 512) -> tuple[int, ...]:
+    """Batch sizes the engine captures: 1, 2, 4, then steps of 8 up to 256 and of 16 up to twice the largest batch.
+
+    Source: vllm 0.33.0 config/vllm.py:2398."""
+    largest = min(2 * rows * (1 + drafts), cap)
+    return tuple(n for n in (1, 2, 4, *range(8, 257, 8), *range(272, cap + 1, 16)) if n <= largest)
+
+
+def gates(account: Budget, card: Card, geometry: Geometry, plan: Plan) -> tuple[Gate, ...]:
+    """What the engine checks at start-up, in its order."""
+    deployment, requested = account.deployment, account.requested.bytes or 0
+    free = card.total_bytes - context_bytes(deployment, card)
+    found = [
+        Gate(
+            "free memory at start",
+            None if card.unified else free >= requested,
+            f"asks for {human(requested)}; about {human(free)} of {human(card.total_bytes)} are free once CUDA"
+            + (" and NCCL are up" if deployment.tp > 1 else " is up"),
+        )
+    ]
+    left = account.available.bytes
+    found.append(
+        Gate("memory left for the KV cache", None if left is None else left > 0, f"{human(left)} left after the parts")
+    )
+    found.append(Gate("one request of max_model_len", plan.fits, f"needs {human(plan.needed_bytes)}"))
+    states = any(layer.state is not State.NONE for layer in geometry.layer_kinds)
+    if states and rules(deployment.release).state_gate and not deployment.enforce_eager:
+        rows, blocks = deployment.max_num_seqs or 0, plan.num_blocks
+        found.append(
+            Gate(
+                "a state block for every sequence",
+                None if blocks is None else rows <= blocks,
+                f"max_num_seqs {rows} against {blocks if blocks is not None else 'unknown'} blocks",
+            )
+        )
+    return tuple(found)
+
+
+def context_bytes(deployment: Deployment, card: Card) -> int:
+    """What CUDA and NCCL hold before the engine's first snapshot: 527 MiB on one H200, 1.43 to 1.9 GiB on two."""
+    if deployment.tp * deployment.pp > 1 and card.linked:
+        return 1900 * MIB
+    return 1200 * MIB if card.name == "rtx-5090" else 640 * MIB
