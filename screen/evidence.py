@@ -116,16 +116,20 @@ def _small_file(known: Known, source: Source, entry: Entry, cost: Cost, cache: C
 
 
 def _headers(known: Known, source: Source, cost: Cost, means: Means) -> Known:
-    entries, index = known.shards.shards if known.shards else (), known.index
-    found, rests = None, Rests.API
-    if index is not None and len(entries) >= ONE_REQUEST_FROM:
+    if known.shards is None:
+        return known
+    wanted, index, found = known.shards.shards, known.index, None
+    named = [entry for entry in wanted if entry not in known.shards.strays]
+    if index is not None and len(named) >= ONE_REQUEST_FROM:
         revision = Revision(known.revision, known.at)
-        found = read_headers_in_one(source, means.cache, known.reads, revision, entries, INDEX, cost)
-    if found is None:
-        rests, names = Rests.HEADER, _placed(index) if index else None
-        found = read_headers(source, means.cache, known.reads, known.at, entries, cost, means.shards, names=names)
+        found = read_headers_in_one(source, means.cache, known.reads, revision, named, INDEX, cost)
+    rests = Rests.API if found else Rests.HEADER
+    # The route tells of the index's shards only.
+    entries = [entry for entry in wanted if entry.path not in (found or {})]
+    names = _placed(index) if index else None
+    read = read_headers(source, means.cache, known.reads, known.at, entries, cost, means.shards, names=names)
     headers: dict[str, Header] = {}
-    for path, header in found.items():
+    for path, header in sorted({**(found or {}), **read}.items()):
         if isinstance(header, HeaderError):
             raise header
         headers[path] = header

@@ -14,8 +14,8 @@ from formulas.units import human
 
 from . import contents
 from .chain import CONFIG_FILES, Criteria, Evidence, Gate, Known
-from .findings import Answer, Source, among, note, passed, reject, some, unknown
-from .shards import ShardSet
+from .findings import Answer, Outcome, Source, among, note, passed, reject, some, unknown
+from .shards import INDEX, ShardSet
 
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
 _OTHER_WEIGHTS = {".gguf": "GGUF", ".onnx": "ONNX", ".h5": "Keras", ".msgpack": "Flax", ".npz": "NumPy"}
@@ -97,8 +97,13 @@ def safetensors(known: Known, criteria: Criteria) -> Iterator[Answer]:
 
 
 def numbering(known: Known, criteria: Criteria) -> Iterator[Answer]:
-    if known.shards is not None and len(known.shards.shards) + len(known.shards.missing) > 1:
-        yield _complete(known.shards, "the shard numbers promise")
+    """What the numbers in the names promise; where there is an index that decides, so a gap is a note."""
+    if known.shards is None or known.tree is None or len(known.shards.shards) + len(known.shards.missing) < 2:
+        return
+    answer = _complete(known.shards, "the shard numbers promise")
+    if answer.outcome is Outcome.REJECT and known.tree.find(INDEX) is not None:
+        answer = answer._replace(outcome=Outcome.NOTE)
+    yield answer
 
 
 def _complete(shards: ShardSet, promise: str) -> Answer:

@@ -36,7 +36,7 @@ class ShardSet(NamedTuple):
 
     shards: tuple[Entry, ...]  # what a loader reads: the index's shards and the strays
     strays: tuple[Entry, ...]  # those of `shards` the index does not name (mtp.safetensors)
-    missing: tuple[str, ...]  # named by the index, or by the numbers of their siblings, and not in the tree
+    missing: tuple[str, ...]  # named by the index, else by the numbers of their siblings, and not in the tree
     copies: tuple[Entry, ...]  # the same weights once more, in another layout or precision
     adapters: tuple[Entry, ...]
     components: dict[str, tuple[Entry, ...]]  # folder -> files, of diffusers pipelines and other sub-models
@@ -84,7 +84,8 @@ def shard_set(tree: Tree, index: Index | None) -> ShardSet:
         copies += [path for path in others if path in whole]
     strays = [path for path in others if path not in weights and path not in copies]
     shards = sorted({*weights, *strays})
-    missing += [path for path in _unnumbered(shards) if path not in missing]
+    if index is None:  # its own list is the better one: MiniMax-M2.7 has 125 shards, all named `-of-00130`
+        missing = _unnumbered(shards)
     components: dict[str, list[Entry]] = defaultdict(list)
     for path, entry in entries.items():
         if "/" in path and path not in named:

@@ -211,6 +211,16 @@ def test_index_names_a_file_the_tree_lacks():
     assert outcomes("index-files", known("model-1.safetensors", "mtp.safetensors", index=index)) == ["pass"]
 
 
+def test_shard_numbers_yield_to_the_index():
+    """MiniMax-M2.7 has shards 0 to 124, all named `-of-00130`, and an index that names exactly those."""
+    shards = [f"model-{n:05}-of-00130.safetensors" for n in range(125)]
+    index = Index({f"tensor{n}": shard for n, shard in enumerate(shards)}, None)
+    assert outcomes("shards", known(*shards)) == ["reject"]
+    with_index = known(*shards, "model.safetensors.index.json")
+    assert outcomes("shards", with_index) == ["note"]
+    assert outcomes("index-files", known(*shards, "model.safetensors.index.json", index=index)) == ["pass"]
+
+
 def test_copies_and_adapters_are_not_the_model():
     candidate = known("model.safetensors", "consolidated.safetensors", "adapter_model.safetensors")
     assert [outcome for outcome, _ in ask("beside", candidate)] == ["note", "note"]
