@@ -169,9 +169,12 @@ def _cells(counts: Counts) -> tuple[Cell, ...]:
 
 def _groups(headers: Iterable[Header], layers: int | None) -> tuple[TensorGroup, ...]:
     """All tensors folded; numbered MTP layers apart, so that a group is of one stack."""
-    tensors = [(name, *form) for header in headers for name, form in zip(header.names, header.forms, strict=True)]
-    later = [is_numbered_mtp(name, layers) for name, _, _ in tensors] if layers is not None else [False] * len(tensors)
-    return tuple(sorted(fold(compress(tensors, map(not_, later))) + fold(compress(tensors, later))))
+    tensors = ((name, *form) for header in headers for name, form in zip(header.names, header.forms, strict=True))
+    if layers is None:
+        return tuple(fold(tensors))
+    held = list(tensors)
+    later = [is_numbered_mtp(name, layers) for name, _, _ in held]
+    return tuple(sorted(fold(compress(held, map(not_, later))) + fold(compress(held, later))))
 
 
 def _geometry(config: Mapping[str, Any] | None) -> Geometry | None:

@@ -127,8 +127,8 @@ def _contents(document: object, name: str) -> tuple[dict[str, str] | None, dict[
         raise HeaderError(f"{name}: expected a JSON object as header, got {_kind(document)}")
     if _METADATA not in document:
         return None, document
-    tensors = {key: value for key, value in document.items() if key != _METADATA}
-    metadata = document[_METADATA]
+    tensors = dict(document)
+    metadata = tensors.pop(_METADATA)
     if metadata is None:  # some writers leave it null; the official reader takes that for absent
         return None, tensors
     if not isinstance(metadata, dict):
@@ -166,7 +166,7 @@ def _refuse_duplicates(raw: bytes, document: dict[str, Any], name: str) -> None:
 
 
 class _Columns(NamedTuple):
-    """Tensors that are each right by themselves, in the order of their bytes."""
+    """Tensors that are each right by themselves."""
 
     names: list[str]
     forms: list[Form]
@@ -176,10 +176,13 @@ class _Columns(NamedTuple):
 
 def _whole(columns: _Columns, metadata: dict[str, str] | None, length: int, data_bytes: int, name: str) -> Header:
     """The header, once its tensors tile all the data bytes. Raises HeaderError."""
-    names, forms, starts, stops = columns
-    ends = [0, *stops]
-    if starts != ends[:-1]:
-        key, start, end = next(row for row in zip(names, starts, ends, strict=False) if row[1] != row[2])
+    ends = [0, *columns.stops]
+    if columns.starts != ends[:-1]:  # not in the order of their bytes, as nearly all writers leave them
+        columns = _in_order(columns)
+        ends = [0, *columns.stops]
+    if columns.starts != ends[:-1]:
+        rows = zip(columns.names, columns.starts, ends, strict=False)
+        key, start, end = next(row for row in rows if row[1] != row[2])
         how = f"a hole of {start - end} bytes" if start > end else f"{end - start} bytes overlap"
         raise HeaderError(f"{name}: tensor {key!r} starts at data byte {start}, the one before it ends at {end}; {how}")
     if ends[-1] != data_bytes:
@@ -187,17 +190,19 @@ def _whole(columns: _Columns, metadata: dict[str, str] | None, length: int, data
             f"{name}: tensors end at byte {8 + length + ends[-1]}, file has {8 + length + data_bytes}; "
             + ("the upload is truncated" if ends[-1] > data_bytes else "there are bytes after the last tensor")
         )
-    return Header(tuple(names), tuple(forms), metadata, length, data_bytes)
+    return Header(tuple(columns.names), tuple(columns.forms), metadata, length, data_bytes)
 
 
-def _columns(entries: dict[str, Any], name: str) -> _Columns:
-    """All tensors, each checked by itself, in the order of their bytes. Raises HeaderError."""
-    columns = _at_once(entries) or _one_by_one(entries, name)
-    if columns.starts == [0, *columns.stops][:-1]:  # in order, as its writers leave it
-        return columns
+def _in_order(columns: _Columns) -> _Columns:
+    """The same tensors by the place of their bytes; empty ones first where they share a place."""
     rows = sorted(zip(columns.starts, columns.stops, columns.names, columns.forms, strict=True))
     starts, stops, names, forms = map(list, zip(*rows, strict=True))
     return _Columns(names, forms, starts, stops)
+
+
+def _columns(entries: dict[str, Any], name: str) -> _Columns:
+    """All tensors, each checked by itself. Raises HeaderError."""
+    return _at_once(entries) or _one_by_one(entries, name)
 
 
 def _one_by_one(entries: dict[str, Any], name: str) -> _Columns:
