@@ -15,9 +15,10 @@ from __future__ import annotations
 import contextlib
 import enum
 import hashlib
+import itertools
 import os
+import secrets
 import shutil
-import tempfile
 import threading
 import time
 import zlib
@@ -61,6 +62,7 @@ class Cache:
         self._lock = threading.Lock()
         self._locks: WeakValueDictionary[tuple[Kind, str], threading.Lock] = WeakValueDictionary()
         self._until_trim = 0  # the first entry written looks at what earlier runs left
+        self._run, self._serial = secrets.token_hex(8), itertools.count()
         self.broken: str | None = None  # why nothing is written any more, if so
 
     def load(self, kind: Kind, key: str) -> bytes | None:
@@ -76,26 +78,29 @@ class Cache:
             return None
         return zlib.decompress(raw[_DIGEST:])
 
+    def holds(self, kind: Kind, key: str) -> bool:
+        """Whether there is an entry under this key; only `load` can tell whether it is sound."""
+        return self._path(kind, key).exists()
+
     def keep(self, kind: Kind, key: str, content: bytes) -> None:
         """Keeps content for later. A full or read-only disk costs only the cache, never the run: see `broken`."""
         if self.broken is not None:
             return
         packed = zlib.compress(content, 1)
         path = self._path(kind, key)
+        aside = path.parent / f".new-{self._run}-{next(self._serial)}"
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            handle, aside = tempfile.mkstemp(dir=path.parent, prefix=".new-")
             try:
-                with os.fdopen(handle, "wb") as file:
-                    file.write(_sum(kind, key, packed) + packed)
-                os.replace(aside, path)
-            except BaseException:
-                with contextlib.suppress(OSError):
-                    os.unlink(aside)
-                raise
+                aside.write_bytes(_sum(kind, key, packed) + packed)
+            except FileNotFoundError:  # the first of its folder, or another run has cleared the cache
+                path.parent.mkdir(parents=True, exist_ok=True)
+                aside.write_bytes(_sum(kind, key, packed) + packed)
+            aside.replace(path)
             if self._due(len(packed)):
                 self.trim()
         except OSError as error:
+            with contextlib.suppress(OSError):
+                aside.unlink()
             self.broken = f"{self.folder}: {error.strerror or error}"
 
     @contextlib.contextmanager

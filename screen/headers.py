@@ -93,10 +93,13 @@ def read_headers(
 def read_headers_in_one(
     source: Source, cache: Cache, repo: str, revision: Revision, entries: Sequence[Entry], index: str, cost: Cost
 ) -> Headers | None:
-    """The same from the Hub's one-request route, whose answer cannot be checked as well; None where it is not served.
+    """The same from the Hub's one-request route, whose answer cannot be checked as well; None where `read_headers` is
+    the way: the route is not served, or the headers themselves are all in the cache.
 
     Kept apart in the cache from headers that were read: their findings have source `api`.
     """
+    if all(entry.blob.known and cache.holds(Kind.HEADER, entry.blob.oid) for entry in entries):
+        return None
     found: Headers = {}
     for entry in entries:
         kept = cache.load(Kind.API, entry.blob.oid) if entry.blob.known else None

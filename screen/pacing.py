@@ -103,7 +103,7 @@ class Pacer:
     def refused(self, origin: str, url: str, headers: Mapping[str, str], refusals: int, now: float) -> Wait:
         """How long to stay away after the `refusals`-th 429 in a row: as told, else 1, 2, 4 ... 30 seconds."""
         budget, retry_after = parse_budget(headers), parse_retry_after(headers)
-        told = budget.seconds if budget is not None else retry_after
+        told = budget.seconds if budget is not None and not budget.left else retry_after
         seconds = min(30.0, 2.0 ** (refusals - 1)) * (0.75 + random.random() / 2) if told is None else _margin(told)
         bucket = budget.bucket if budget is not None else _kind(url)
         with self._lock:

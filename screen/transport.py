@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import http.client
 import random
 import threading
@@ -10,12 +11,12 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 from urllib.parse import urljoin, urlsplit
 
-import requests
+import urllib3
 
 from formulas.errors import HubMisbehaved, HubUnavailable
 
 from .pacing import Pacer, Wait
-from .wire import Cut, Limits, Meter, Session, Throttled, WireErrors, current
+from .wire import Cut, Limits, Lines, Meter, Throttled, WireErrors, current
 
 REDIRECTS = frozenset({301, 302, 303, 307, 308})
 MAX_REDIRECTS = 10
@@ -59,11 +60,12 @@ class Exchange:
     """One answer whose body is still on the wire. Close it (or leave its `with`) to give the connection back."""
 
     def __init__(
-        self, response: requests.Response, meter: Meter, cost: Cost, hops: tuple[Hop, ...], release: Callable[[], None]
-    ):
-        self.status: int = response.status_code
+        self, url: str, response: urllib3.BaseHTTPResponse, meter: Meter, cost: Cost, hops: tuple[Hop, ...],
+        release: Callable[[], None],
+    ):  # fmt: skip
+        self.status: int = response.status
         self.headers: Mapping[str, str] = response.headers
-        self.url, self.hops, self.subject = str(response.url), hops, meter.subject
+        self.url, self.hops, self.subject = url, hops, meter.subject
         self._response, self._meter, self._cost, self._release = response, meter, cost, release
         self._open = True
 
@@ -83,7 +85,7 @@ class Exchange:
         parts, count = list[bytes](), 0
         while True:
             with WireErrors(self.subject):
-                part = self._response.raw.read(min(limit + 1, 2**20), decode_content=True)
+                part = self._response.read(min(limit + 1, 2**20), decode_content=True)
             if not part:
                 return b"".join(parts)
             count += len(part)
@@ -142,9 +144,9 @@ class Exchange:
         try:
             answer = self._meter.answer
             if answer is not None and answer.isclosed():
-                self._response.raw.release_conn()
+                self._response.release_conn()
             else:
-                self._response.raw.close()
+                self._response.close()
         finally:
             self._release()
 
@@ -161,7 +163,7 @@ class Transport:
         self._pacer, self._closed, self._lock = Pacer(), threading.Event(), threading.Lock()
         self._lanes: dict[str, threading.Semaphore] = {}
         self._live: set[Meter] = set()
-        self._session = Session(self.limits.connections)
+        self._lines = Lines(self.limits.connections)
 
     def close(self) -> None:
         """Ends every wait and every read in flight: their threads raise, new requests are refused."""
@@ -170,7 +172,7 @@ class Transport:
             live = list(self._live)
         for meter in live:
             meter.abort()
-        self._session.close()
+        self._lines.close()
 
     def get(
         self, url: str, *, subject: str, cost: Cost, headers: Mapping[str, str] | None = None,
@@ -204,7 +206,7 @@ class Transport:
             with exchange:
                 exchange.drain()
             hops.append(Hop(url, exchange.status, exchange.headers))
-            url = urljoin(url, location)
+            url = _follow(url, location, subject)
             if len(hops) > MAX_REDIRECTS or urlsplit(url).scheme not in ("http", "https"):
                 raise HubMisbehaved(
                     f"{subject}: expected at most {MAX_REDIRECTS} redirects over HTTP, got one more or another scheme"
@@ -218,10 +220,10 @@ class Transport:
         self, url: str, subject: str, cost: Cost, headers: Mapping[str, str], hops: tuple[Hop, ...], trusted: bool,
         ends: float,
     ) -> Exchange:  # fmt: skip
-        subject = f"{subject} from {urlsplit(url).netloc}"
-        lane = self._lane(origin(url))
+        place, limits, subject = origin(url), self.limits, f"{subject} from {urlsplit(url).netloc}"
+        lane = self._lane(place)
         lane.acquire()
-        meter = Meter(self.limits, subject, ends=ends)
+        meter = Meter(limits, subject, ends=ends)
         with self._lock:
             self._live.add(meter)
 
@@ -233,26 +235,25 @@ class Transport:
         try:
             if self._closed.is_set():
                 raise HubUnavailable(f"{subject}: this client was closed; nothing was asked")
-            cost.add(requests=1) if origin(url) == self.home else cost.add(cdn_requests=1)
+            cost.add(requests=1) if place == self.home else cost.add(cdn_requests=1)
             current.meter = meter
+            asked = {"User-Agent": self._agent, "Accept-Encoding": "identity", "Accept": "*/*", **headers}
+            if trusted and self._token:
+                asked["Authorization"] = f"Bearer {self._token}"
             with WireErrors(subject):
-                response = self._session.get(
-                    url, stream=True, allow_redirects=False, auth=self._authorize if trusted else _anonymous,
-                    headers={"User-Agent": self._agent, "Accept-Encoding": "identity", "Accept": "*/*", **headers},
-                    timeout=(self.limits.connect_seconds, self.limits.first_byte_seconds),
+                line = self._lines.line(place)
+                response = line.pool.urlopen(
+                    "GET", url if line.whole_urls else _target(url), headers=asked | line.headers,
+                    retries=False, redirect=False, assert_same_host=False, preload_content=False, decode_content=False,
+                    timeout=urllib3.Timeout(connect=limits.connect_seconds, read=limits.first_byte_seconds),
                 )  # fmt: skip
             meter.headers_by = None
-            return Exchange(response, meter, cost, hops, release)
+            return Exchange(url, response, meter, cost, hops, release)
         except BaseException:
             release()
             raise
         finally:
             current.meter = None
-
-    def _authorize(self, request: requests.PreparedRequest) -> requests.PreparedRequest:
-        if self._token:
-            request.headers["Authorization"] = f"Bearer {self._token}"
-        return request
 
     def _lane(self, place: str) -> threading.Semaphore:
         with self._lock:
@@ -282,8 +283,29 @@ class Transport:
 def origin(url: str) -> str:
     """Scheme, host and port of a URL, spelled one way."""
     parts = urlsplit(url)
-    port = parts.port or {"http": 80, "https": 443}.get(parts.scheme)
-    return f"{parts.scheme}://{parts.hostname}:{port}"
+    return _origin(parts.scheme, parts.netloc)
+
+
+@functools.lru_cache
+def _origin(scheme: str, netloc: str) -> str:
+    parts = urlsplit(f"{scheme}://{netloc}")
+    host = f"[{parts.hostname}]" if ":" in (parts.hostname or "") else parts.hostname
+    return f"{scheme}://{host}:{parts.port or {'http': 80, 'https': 443}.get(scheme)}"
+
+
+def _target(url: str) -> str:
+    parts = urlsplit(url)
+    return (parts.path or "/") + ("?" + parts.query if parts.query else "")
+
+
+def _follow(url: str, location: str, subject: str) -> str:
+    """Where a redirect leads, query kept. Header bytes beyond ASCII are UTF-8 in practice, latin-1 to the library."""
+    try:
+        following = urljoin(url, location.encode("latin-1").decode("utf-8"))
+        origin(following)
+    except ValueError:
+        raise HubMisbehaved(f"{subject}: expected a redirect to a URL, got one to {location[:80]!r}") from None
+    return following
 
 
 def chunks(exchange: Exchange, count: int, *, size: int = 256 * 1024) -> Iterator[bytes]:
@@ -294,8 +316,3 @@ def chunks(exchange: Exchange, count: int, *, size: int = 256 * 1024) -> Iterato
             raise Cut(f"{exchange.subject}: the body ended {count} bytes early")
         count -= len(data)
         yield data
-
-
-def _anonymous(request: requests.PreparedRequest) -> requests.PreparedRequest:
-    """No credentials: an explicit choice, or the library would look some up in ~/.netrc."""
-    return request

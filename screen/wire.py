@@ -17,12 +17,12 @@ import socket
 import threading
 import time
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import requests
 import urllib3
 from requests.adapters import HTTPAdapter
-from requests.cookies import RequestsCookieJar
+from requests.utils import select_proxy
 from urllib3.connection import HTTPConnection, HTTPSConnection
 from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
 
@@ -210,23 +210,42 @@ class _Adapter(HTTPAdapter):
         return manager
 
 
-class Session(requests.Session):
-    """A session of the library that keeps no state of answers, and never looks behind a redirect by itself."""
+class Line(NamedTuple):
+    """Connections to one origin, straight or through the proxy the environment names."""
 
-    def __init__(self, pool_size: int) -> None:
-        super().__init__()
-        self.cookies = _NoCookies()
-        self.headers.clear()
-        for scheme in ("http://", "https://"):
-            self.mount(scheme, _Adapter(pool_connections=64, pool_maxsize=pool_size))
-
-    def get_redirect_target(self, resp: requests.Response) -> None:
-        """None: with a target, even an unfollowed redirect has its whole body read into memory."""
+    pool: HTTPConnectionPool
+    whole_urls: bool  # a plain proxy wants the URL, everybody else the path
+    headers: dict[str, str]
 
 
-class _NoCookies(RequestsCookieJar):
-    def set_cookie(self, *args: Any, **kwargs: Any) -> None:
-        """Keeps none: threads share the session, and one answer must not colour another request."""
+class Lines:
+    """The connections of a client by origin. Proxies and certificates are found by requests, in its usual places.
+
+    Requests themselves go to the pools below it: its sessions take twice the time of the request, keep cookies, send
+    passwords from ~/.netrc, and read the whole body of a redirect.
+    """
+
+    def __init__(self, connections: int):
+        self._adapter = _Adapter(pool_connections=1024, pool_maxsize=connections)
+        self._lines: dict[str, Line] = {}
+
+    def line(self, place: str) -> Line:
+        """The line to an origin."""
+        found = self._lines.get(place)
+        if found is None:
+            session, url = requests.Session(), f"{place}/"
+            request = session.prepare_request(requests.Request("GET", url, auth=lambda request: request))
+            settings = session.merge_environment_settings(url, {}, True, None, None)
+            proxies, verify = settings["proxies"], settings["verify"]
+            pool: Any = self._adapter.get_connection_with_tls_context(request, verify, proxies)
+            proxy = select_proxy(url, proxies)
+            whole = self._adapter.request_url(request, proxies) == url
+            headers = self._adapter.proxy_headers(proxy) if proxy and whole else {}
+            found = self._lines[place] = Line(pool, whole, headers)
+        return found
+
+    def close(self) -> None:
+        self._adapter.close()
 
 
 class WireErrors:
@@ -244,26 +263,24 @@ class WireErrors:
         subject, root = self._subject, _root(error)
         reason = f"{type(root).__name__}: {root}"[:200]
         match error:
-            case requests.exceptions.InvalidURL() | requests.exceptions.InvalidSchema() | UnicodeError():
+            case requests.exceptions.InvalidURL() | urllib3.exceptions.LocationValueError() | UnicodeError():
                 raise HubMisbehaved(f"{subject}: expected a usable URL, got one that is not ({reason})") from None
-            case requests.exceptions.SSLError():
+            case urllib3.exceptions.ProxyError() | requests.exceptions.InvalidProxyURL():
+                hint = "see HTTPS_PROXY, HTTP_PROXY and NO_PROXY"
+                raise HubUnavailable(f"{subject}: the proxy failed ({reason})", code="proxy", hint=hint) from None
+            case urllib3.exceptions.SSLError():
                 raise HubUnavailable(
                     f"{subject}: its TLS certificate is not accepted ({reason})", code="tls", retry=False,
                     hint="behind a company proxy, set REQUESTS_CA_BUNDLE to its certificate file",
                 ) from None  # fmt: skip
-            case requests.exceptions.ProxyError():
-                hint = "see HTTPS_PROXY, HTTP_PROXY and NO_PROXY"
-                raise HubUnavailable(f"{subject}: the proxy failed ({reason})", code="proxy", hint=hint) from None
-            case requests.exceptions.Timeout() | urllib3.exceptions.TimeoutError() | TimeoutError():
-                raise Stalled(f"{subject}: expected an answer, got none in time ({reason})") from None
-            case requests.RequestException() if isinstance(root, urllib3.exceptions.NewConnectionError):
+            case urllib3.exceptions.NewConnectionError():
                 raise HubUnavailable(
                     f"{subject}: no connection ({reason})", code="unreachable",
                     hint="is the network up, and HF_ENDPOINT (or --endpoint) right?",
                 ) from None  # fmt: skip
-            case (
-                requests.RequestException() | urllib3.exceptions.HTTPError() | http.client.HTTPException() | OSError()
-            ):
+            case urllib3.exceptions.TimeoutError() | TimeoutError():
+                raise Stalled(f"{subject}: expected an answer, got none in time ({reason})") from None
+            case urllib3.exceptions.HTTPError() | http.client.HTTPException() | OSError():
                 raise Cut(f"{subject}: the connection broke ({reason})") from None
 
 

@@ -305,11 +305,12 @@ def test_endpoint_and_token_come_from_the_usual_places(monkeypatch, tmp_path):
 def test_proxies_and_their_exceptions_are_honoured(monkeypatch):
     with Loopback(lambda r: send({"id": "o/n", "sha": COMMIT})) as proxy:
         for variable in ("http_proxy", "HTTP_PROXY"):
-            monkeypatch.setenv(variable, proxy.url)
+            monkeypatch.setenv(variable, proxy.url.replace("//", "//me:pw@"))
         for variable in ("no_proxy", "NO_PROXY"):
             monkeypatch.setenv(variable, "")
         Hub("http://hub.invalid", limits=QUICK).resolve("o/n", "main", Cost())
         assert proxy.requests[0].target.startswith("http://hub.invalid/api/models/o/n/")
+        assert proxy.requests[0].headers["proxy-authorization"] == "Basic bWU6cHc="
         with Loopback(lambda r: send({"id": "o/n", "sha": COMMIT})) as server:
             for variable in ("no_proxy", "NO_PROXY"):
                 monkeypatch.setenv(variable, "127.0.0.1")
