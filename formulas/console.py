@@ -48,8 +48,7 @@ def run(app: typer.Typer, argv: Sequence[str] | None = None) -> int:
         report(error, as_json="--json" in args)
         return error.exit_code
     except KeyboardInterrupt:
-        message("interrupted; run again to continue")
-        return INTERRUPTED
+        outcome = INTERRUPTED
     except BrokenPipeError:
         # The reader of our stdout left (`| head`): not a failure of ours, and nobody is left to tell.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -61,6 +60,8 @@ def run(app: typer.Typer, argv: Sequence[str] | None = None) -> int:
         if callable(show):
             show(file=sys.stderr)
         return int(error.exit_code)
+    if outcome == INTERRUPTED:  # typer has turned most Ctrl-C into this code
+        message("interrupted; run again to continue")
     return outcome if isinstance(outcome, int) else YES
 
 
@@ -86,8 +87,8 @@ def data(text: str) -> None:
 
 
 def json_line(value: Any) -> None:
-    """One JSON object on one line of stdout."""
-    print(json.dumps(value, ensure_ascii=False, separators=(",", ":")))
+    """One JSON object on one line of stdout, written at once: a reader need not wait for the next one."""
+    print(json.dumps(value, ensure_ascii=False, separators=(",", ":")), flush=True)
 
 
 def table(rows: Sequence[Sequence[str]], *, right: Callable[[int], bool] = lambda column: False) -> list[str]:

@@ -6,9 +6,10 @@ lines, once every earlier tree is known, and a copy's headers are read only afte
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -87,6 +88,9 @@ def survey(lines: Sequence[Line], criteria: Criteria, cache: Cache) -> Iterator[
     studies: deque[Future[Case]] = deque()
     try:
         for glance in [repos.submit(_glance, line, criteria, means) for line in lines]:
+            while not glance.done():
+                wait([glance, *itertools.islice(studies, 1)], return_when=FIRST_COMPLETED)
+                yield from _finished(studies)
             case = glance.result()
             mine = _identity(case)
             original = _original(mine, originals) if mine else None
@@ -98,17 +102,19 @@ def survey(lines: Sequence[Line], criteria: Criteria, cache: Cache) -> Iterator[
             studies.append(study)
             if mine and case.open:
                 originals.setdefault(mine.weights, []).append(_Original(case.known, mine, study))
-            while studies and studies[0].done():
-                yield _judged(studies.popleft().result())
         while studies:
-            yield _judged(studies.popleft().result())
+            wait([studies[0]])
+            yield from _finished(studies)
     finally:
         for pool in (repos, shards):
             pool.shutdown(wait=False, cancel_futures=True)
 
 
-def _judged(case: Case) -> Judged:
-    return Judged(verdict(case.known, case.findings, case.error), case.known.spent)
+def _finished(studies: deque[Future[Case]]) -> Iterator[Judged]:
+    """Takes from the front all that are done."""
+    while studies and studies[0].done():
+        case = studies.popleft().result()
+        yield Judged(verdict(case.known, case.findings, case.error), case.known.spent)
 
 
 def _identity(case: Case) -> Identity | None:
