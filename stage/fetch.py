@@ -137,7 +137,7 @@ class Download:
         """Drops blobs that no source is left for: each refused it for good, or is out of retries."""
         for blob in [*self._open, *self._waiting]:
             left = [s for s in self._sources if s.gone is None and s not in blob.excluded]
-            if blob.todo and not blob.running and not any(not s.failed for s in left):
+            if blob.todo and not blob.running and all(source.hopeless(now) for source in left):
                 error = self._reason(blob, left)
                 self._failed.update(dict.fromkeys(blob.paths, error))
                 self._forget(blob)
@@ -265,7 +265,7 @@ class Download:
 
     def _next_whole(self, source: Source, usable: list[Incoming], now: float) -> Run | None:
         """A source without ranges gets whole blobs that nobody is at, begun ones only when no other can end them."""
-        others = any(s.ranged and s.ready(now) and not s.failed for s in self._sources)
+        others = any(s.ranged and s.ready(now) and not s.hopeless(now) for s in self._sources)
         for blob in [*usable, *(b for b in self._waiting if source not in b.excluded)]:
             if blob.todo and not blob.running and not (others and blob.here):
                 if blob in self._waiting:
@@ -328,7 +328,7 @@ class Download:
             match error:
                 case Throttled():
                     source.pause(now, error.wait, error.message)
-                    source.failed = True
+                    source.barred_until = now + error.wait
                     state = "rate limited"
                 case RangeIgnored():
                     source.ranged = False

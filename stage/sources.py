@@ -53,6 +53,7 @@ class Source:
         self.failed = False  # out of retries; until its next probe succeeds
         self.gone: ToolkitError | None = None  # refuses us for good
         self.paused_until, self.because = 0.0, ""
+        self.barred_until = 0.0  # its rate limit lasts longer than this run waits
         self.corrupt = 0  # blobs it delivered wrong bytes for
         self.settled = 0  # bytes of requests that are over
         self.strikes = 0  # times in a row it was found slow
@@ -61,6 +62,10 @@ class Source:
 
     def ready(self, now: float) -> bool:
         return self.gone is None and now >= self.paused_until
+
+    def hopeless(self, now: float) -> bool:
+        """Whether nothing can be expected of it: only its next probe can change that."""
+        return self.gone is not None or self.failed or now < self.barred_until
 
     def pause(self, now: float, seconds: float, because: str) -> None:
         self.paused_until, self.because = max(self.paused_until, now + seconds), because
@@ -131,7 +136,7 @@ def judge(sources: list[Source], now: float, thresholds: Thresholds) -> list[Ver
         source.strikes += 1
         source.restart()
         source.limit = max(1, source.limit // 2)
-        others = any(other is not source and other.ready(now) and not other.failed for other in sources)
+        others = any(other is not source and other.ready(now) and not other.hopeless(now) for other in sources)
         because = (
             f"{source.url}: expected {human(floor)}/s, got {human(rate)}/s for {thresholds.slow_seconds:.0f} s; "
         )
