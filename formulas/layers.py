@@ -468,7 +468,17 @@ def _llama4_layer(f: Fields, index: int, count: int, attention: Attention, state
     return layer.model_copy(update={"intermediate_size": size, "rope": attention is _CHUNKED})
 
 
+def _lfm2_layer(f: Fields, index: int, count: int, attention: Attention, state: State) -> Layer:
+    """LFM2 states its MLP's width before the cut to two thirds (vllm 0.33.0 model_executor/models/lfm2.py)."""
+    layer, size = _plain(f, index, count, attention, state), f.integer("block_ff_dim", "intermediate_size")
+    if size and f.flag("block_auto_adjust_ff_dim"):
+        multiple = f.integer("block_multiple_of") or 1
+        size = int((f.number("block_ffn_dim_multiplier") or 1.0) * int(2 * size / 3))
+        size = -(-size // multiple) * multiple
+    return layer.model_copy(update={"intermediate_size": size})
+
+
 _SPECIAL: dict[str, Callable[[Fields, int, int, Attention, State], Layer]] = {
     "nemotron_h": _nemotron, "gemma3n_text": _gemma_n, "gemma4_text": _gemma_n, "mimo_v2_flash": _mimo_layer,
-    "nemotron-nas": _nas_layer, "llama4_text": _llama4_layer,
+    "nemotron-nas": _nas_layer, "llama4_text": _llama4_layer, "lfm2": _lfm2_layer,
 }  # fmt: skip

