@@ -66,8 +66,9 @@ def attention_buffers(place: Place, stack: str, layer: Layer, index: int, *, fir
     """What the engine adds to a layer beside the checkpoint's weights: KV scales, index buffers, rotary caches."""
     g, d = place.geometry, place.deployment
     if first:
-        caches = tuple(rope_caches(g, d))
-        yield Built("main", Part.ROPE_CACHE, Tensors(caches, caches))
+        for cache in rope_caches(g, d):
+            size = (cache.size,)
+            yield Built("main", Part.ROPE_CACHE, Tensors(size, size), scratch=(cache.before, (cache.after,)))
     if stack == "main" and g.ngram and index + 1 in g.ngram.layers and table_is_pinned(d):
         ids = (_tokens(place) * ((g.ngram.size or 1) - 1) * (g.ngram.heads or 0) * 8,)
         yield Built("main", Part.PLE, Tensors(ids, ids))

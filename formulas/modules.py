@@ -39,18 +39,25 @@ def build(known: Iterable[Weight], place: Place, unmodelled: list[str]) -> Itera
             late = []
         if not _is_loaded(key[0], place) or not _is_own_stage(key, place):
             continue
-        yield from _layer(key[0], members, place, unmodelled)
+        modules = list(_layer(key[0], members, place, unmodelled))
+        if key[1] is not None and key[0] in ("main", "mtp"):
+            after = sum(module.part in (Part.ATTENTION, Part.LINEAR_ATTENTION) for module in modules)
+            modules[after:after] = _buffers(key[0], key[1], place, first=first_attention)
+            first_attention = False
+        yield from modules
         if key == ("vision", None):
             yield from tower_buffers(place)
         if key == ("main", None):
             yield from model_buffers(place)
-        if key[0] == "main" and key[1] is not None:
-            yield from attention_buffers(place, "main", place.geometry.layer(key[1]), key[1], first=first_attention)
-            first_attention = False
-        if key[0] == "mtp" and key[1] is not None and place.geometry.mtp_kinds:
-            kinds = place.geometry.mtp_kinds
-            yield from attention_buffers(place, "mtp", kinds[key[1] % len(kinds)], key[1], first=False)
     yield from _layer("main", late, place, unmodelled)
+
+
+def _buffers(stack: str, index: int, place: Place, *, first: bool) -> list[Built]:
+    g = place.geometry
+    kinds = g.mtp_kinds if stack == "mtp" else g.each_layer()
+    if not kinds or (stack == "main" and index >= len(kinds)):
+        return []
+    return list(attention_buffers(place, stack, kinds[index % len(kinds)], index, first=first))
 
 
 def _is_loaded(stack: str, place: Place) -> bool:
@@ -91,12 +98,26 @@ def _layer(stack: str, members: list[Weight], place: Place, unmodelled: list[str
         elif rule.hold is not Hold.SKIP:
             merged.setdefault(rule.into or weight.name, []).append((weight, rule))
     tied = stack == "main" and bool(place.geometry.tie_word_embeddings)
-    for name, parts in merged.items():
+    for name, parts in sorted(merged.items(), key=_build_order):
         if (tied and parts[0][1].part is Part.LM_HEAD) or (stack == "mtp" and parts[0][1].hold is Hold.VOCAB):
             continue  # one tensor with the embedding; the drafter shares the target's
         yield _module(stack, name, parts, place)
     if experts:
         yield _experts(stack, experts, place, unmodelled)
+
+
+_FIRST = (Part.VISION, Part.AUDIO, Part.EMBED, Part.ATTENTION, Part.LINEAR_ATTENTION, Part.ROUTER, Part.SHARED_EXPERT)
+_WITHIN = ("qkv", "fused_qkv_a", "q_b_", "kv_b_", "o_proj", "in_proj", "out_proj", "gate_up", "down", "fc1", "fc2")
+
+
+def _build_order(item: tuple[str, list[tuple[Weight, Rule]]]) -> tuple[int, int]:
+    """Attention before feed-forward before norms, inputs before outputs: as the engine's classes build their layers."""
+    name, parts = item
+    part = parts[0][1].part
+    return (
+        _FIRST.index(part) if part in _FIRST else len(_FIRST) + (part is Part.NORM),
+        next((i for i, word in enumerate(_WITHIN) if word in name), len(_WITHIN)),
+    )
 
 
 def _module(stack: str, name: str, parts: list[tuple[Weight, Rule]], place: Place) -> Built:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from .deployment import Deployment
 from .facts import Quantization
 from .geometry import Geometry
-from .kernels import Runtime, Tensors
+from .kernels import Runtime, Sizes, Tensors
 from .sharding import Part
 
 
@@ -18,6 +18,7 @@ class Built(NamedTuple):
     part: Part
     tensors: Tensors
     host: bool = False
+    scratch: tuple[Sizes, Sizes] = ((), ())  # freed before the tensors are allocated, and after
 
 
 class Place(NamedTuple):

@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from .deployment import Deployment
 from .geometry import Attention, Geometry, Rope
 
 _F32_TYPES = frozenset({"gpt_oss"})  # model files that ask for an F32 cache (vllm 0.33.0 models/gpt_oss.py)
+_YARN = ("yarn", "deepseek_yarn", "deepseek_llama_scaling")
 
 
-def rope_caches(geometry: Geometry, deployment: Deployment) -> Iterator[int]:
-    """Bytes of each cache: positions x rotary dimensions x dtype.
+class RopeCache(NamedTuple):
+    """One cache, and the F32 tables it is computed from: freed before it is cast, and after."""
+
+    size: int
+    before: tuple[int, ...]
+    after: int
+
+
+def rope_caches(geometry: Geometry, deployment: Deployment) -> Iterator[RopeCache]:
+    """Each cache: positions x rotary dimensions x dtype.
     Linear, dynamic and yarn factors lengthen it; multimodal positions were kept fourfold before vLLM 0.33.
     Source: vllm 0.33.0 model_executor/layers/rotary_embedding/."""
     seen = set()
@@ -25,7 +34,12 @@ def rope_caches(geometry: Geometry, deployment: Deployment) -> Iterator[int]:
         if key not in seen:
             seen.add(key)
             positions = _positions(rope.positions, scaling, deployment)
-            yield positions * _dims(rope, scaling, geometry) * _value_bytes(geometry, deployment)
+            values = positions * _dims(rope, scaling, geometry)
+            half = 2 * values  # bytes of angles, cosines or sines in F32; scaled variants pass through one more
+            scaled = (half,) if scaling.get("rope_type", scaling.get("type")) in _YARN else ()
+            yield RopeCache(
+                values * _value_bytes(geometry, deployment), (4 * positions, half, half, half, *scaled), 4 * values
+            )
 
 
 def _is_local(rope: Rope, geometry: Geometry) -> bool:
@@ -61,6 +75,6 @@ def _positions(positions: int, scaling: Mapping[str, Any], deployment: Deploymen
         return positions * (4 if deployment.release < (0, 33, 0) else 1)
     if not isinstance(factor, int | float):
         return positions
-    if kind in ("yarn", "deepseek_yarn", "deepseek_llama_scaling") and isinstance(original, int):
+    if kind in _YARN and isinstance(original, int):
         return int(original * factor)
     return int(positions * factor) if kind in ("linear", "dynamic") else positions

@@ -115,7 +115,14 @@ def _allocated(built: list[Built], place: Place) -> int:
     """Bytes torch counts once the modules are built and their kernels have replaced what they replace."""
     max_split = None if place.deployment.release >= (0, 33, 0) else 20 * MIB
     pool = Pool(max_split)
-    held = [[pool.allocate(size) for size in module.tensors.created] for module in built]
+    held = []
+    for module in built:
+        early, late = ([pool.allocate(size) for size in sizes] for sizes in module.scratch)
+        for block in early:
+            pool.release(block)
+        held.append([pool.allocate(size) for size in module.tensors.created])
+        for block in late:
+            pool.release(block)
     for module, blocks in zip(built, held, strict=True):
         if module.tensors.created == module.tensors.loaded:
             continue
