@@ -237,6 +237,7 @@ class Transport:
                 raise HubUnavailable(f"{subject}: this client was closed; nothing was asked")
             cost.add(requests=1) if place == self.home else cost.add(cdn_requests=1)
             current.meter = meter
+            connect = min(limits.connect_seconds, max(0.01, ends - time.monotonic()))
             asked = {"User-Agent": self._agent, "Accept-Encoding": "identity", "Accept": "*/*", **headers}
             if trusted and self._token:
                 asked["Authorization"] = f"Bearer {self._token}"
@@ -245,7 +246,7 @@ class Transport:
                 response = line.pool.urlopen(
                     "GET", url if line.whole_urls else _target(url), headers=asked | line.headers,
                     retries=False, redirect=False, assert_same_host=False, preload_content=False, decode_content=False,
-                    timeout=urllib3.Timeout(connect=limits.connect_seconds, read=limits.first_byte_seconds),
+                    timeout=urllib3.Timeout(connect=connect, read=limits.first_byte_seconds),
                 )  # fmt: skip
             meter.headers_by = None
             return Exchange(url, response, meter, cost, hops, release)

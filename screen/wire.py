@@ -102,10 +102,15 @@ class Meter:
 
     def __init__(self, limits: Limits, subject: str, *, ends: float):
         self.limits, self.subject, self.ends = limits, subject, ends
-        self.headers_by: float | None = min(ends, time.monotonic() + limits.first_byte_seconds)
+        self.headers_by: float | None = None
         self.answer: http.client.HTTPResponse | None = None
         self.socket: socket.socket | None = None
         self._window_seconds, self._window_bytes = 0.0, 0
+
+    def starts(self, answer: http.client.HTTPResponse, sock: Any) -> None:
+        """A request was sent on this socket, and its answer's headers are due."""
+        self.answer, self.socket = answer, sock
+        self.headers_by = min(self.ends, time.monotonic() + self.limits.first_byte_seconds)
 
     def patience(self) -> float:
         """Seconds the next read may take. Raises Stalled when none are left."""
@@ -117,7 +122,9 @@ class Meter:
         return left
 
     def took(self, count: int, seconds: float) -> None:
-        """Notes a read. Time the caller spends elsewhere does not count against the server. Raises Slow."""
+        """Notes a read of the body. Time the caller spends elsewhere is not counted against the server. Raises Slow."""
+        if self.headers_by is not None:
+            return
         self._window_seconds += seconds
         self._window_bytes += count
         if self._window_seconds >= self.limits.floor_window_seconds:
@@ -176,7 +183,7 @@ class _Answer(http.client.HTTPResponse):
         super().__init__(sock, *args, **kwargs)
         meter: Meter | None = getattr(current, "meter", None)
         if meter is not None:
-            meter.answer, meter.socket = self, sock
+            meter.starts(self, sock)
             self.fp = io.BufferedReader(_MeteredReads(self.fp.detach(), sock, meter))
 
 

