@@ -29,8 +29,11 @@ def tower_buffers(place: Place) -> Iterator[Built]:
 
 
 def model_buffers(place: Place) -> Iterator[Built]:
-    """Gemma 4 keeps a batch's per-layer inputs (vllm 0.33.0 models/gemma4.py), and FlashInfer a counter."""
+    """Buffers of the whole model: an indexer's choice, Gemma 4's per-layer inputs (models/gemma4.py), a counter."""
     g = place.geometry
+    if any(layer.owns_indexer for layer in g.layer_kinds) and g.indexer and g.indexer.topk:
+        choice = (_tokens(place) * g.indexer.topk * 4,)  # tokens the indexer picks, shared by all layers
+        yield Built("main", Part.ATTENTION, Tensors(choice, choice))
     if g.text_model_type == "gemma4_text" and g.per_layer_dim:
         size = (_tokens(place) * len(g.layers) * g.per_layer_dim * place.runtime.float_bytes, 2, 2, 2)
         yield Built("main", Part.PLE, Tensors(size, size))

@@ -137,19 +137,22 @@ def compact_layers(layers: Mapping[str, Any]) -> dict[str, str]:
     """{name pattern: algorithm} of modelopt's table of quantised layers, which names every expert of every layer.
     Expert numbers are dropped (`experts.0` stands for all), layer numbers folded: 200,000 entries become a dozen."""
     stated = {
-        _EXPERT_NUMBER.sub("experts.0.", str(name)): str(how.get("quant_algo") if isinstance(how, Mapping) else how)
+        _EXPERT_NUMBER.sub("experts.0.", str(name)): str(how.get("quant_algo"))
         for name, how in layers.items()
+        if isinstance(how, Mapping)
     }
     return {group.pattern: group.dtype for group in fold((name, algo, ()) for name, algo in stated.items())}
 
 
-_EXPERT_NUMBER = re.compile(r"experts\.(?:\d+|\{[0-9,\-]+\})\.")
+_EXPERT_NUMBER = re.compile(r"experts\.\d+\.")
 
 
 def _by_layer(layers: Mapping[str, Any]) -> Formats:
+    """The scheme of each layer from modelopt's table, as found or compacted."""
+    compacted = {**compact_layers(layers), **{name: how for name, how in layers.items() if isinstance(how, str)}}
     algorithms = {
         name: algo.upper()
-        for pattern, algo in compact_layers(layers).items()
+        for pattern, algo in compacted.items()
         for name in TensorGroup(pattern, "", ()).names()
     }
 

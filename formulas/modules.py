@@ -250,7 +250,7 @@ def _norm_rows(weight: Weight, rows: int, place: Place) -> int:
     return _kv_rows(weight, rows, place) if weight.name.endswith("k_norm") else cdiv(rows, place.tp)
 
 
-_ROUTER_F32 = frozenset({"minimax_m2", "glm4_moe", "glm4_moe_text", "step3p5", "ernie4_5_moe"})
+_ROUTER_F32 = frozenset({"minimax_m2", "glm4_moe", "glm4_moe_text", "step3p5", "ernie4_5_moe", "mimo_v2_flash"})
 """Model types whose router weight the engine keeps in F32 (vllm 0.33.0 model files, GateLinear params_dtype)."""
 
 

@@ -73,7 +73,6 @@ _AUDIO = re.compile(r"(^|\.)(audio_tower|embed_audio|audio_model|audio_encoder|a
 _MTP = re.compile(r"^(?:model\.|language_model\.)*(?:mtp|nextn)\.")
 _LAYER = re.compile(r"^(?:.*?\.)?(?:layers|blocks|block|h|encoder\.layers)\.(\d+)\.(.+)$")
 _EXPERT = re.compile(r"(?<=experts\.)\d+\.")
-_BRACES = re.compile(r"\{([0-9,\-]+)\}")
 
 
 def locate(name: str, layers: int | None) -> tuple[str, int | None, str]:
@@ -94,7 +93,7 @@ def read_weights(groups: Iterable[TensorGroup], layers: int | None) -> list[Weig
     """The weights the tensor groups stand for, one a layer; the copies of a routed expert are counted in `experts`."""
     found: dict[tuple[str, int | None, str], dict[str, tuple[str, Shape, int]]] = {}
     for group in groups:
-        for name, experts in _spelled(group.pattern):
+        for name, experts in _spelled(group):
             stack, layer, rest = locate(name, layers)
             rest = _EXPERT.sub("", rest)
             module, leaf = _split(rest)
@@ -105,22 +104,16 @@ def read_weights(groups: Iterable[TensorGroup], layers: int | None) -> list[Weig
     return [weight for key, params in found.items() for weight in _weights(*key, params)]
 
 
-def _spelled(pattern: str) -> Iterator[tuple[str, int]]:
+def _spelled(group: TensorGroup) -> Iterator[tuple[str, int]]:
     """(name, routed experts it stands for): every number spelled out but the experts', of which the first is kept."""
-    parts = _BRACES.split(pattern)
-    literals, ranges = parts[0::2], [_numbers(part) for part in parts[1::2]]
+    literals = group.literals()
+    ranges = [group.numbers(i) for i in range(len(literals) - 1)]
     experts = 0
     for i, numbers in enumerate(ranges):
         if literals[i].endswith("experts."):
             experts, ranges[i] = len(numbers), numbers[:1]
-    if not experts and _EXPERT.search(pattern):
-        experts = 1
     for chosen in product(*ranges):
         yield literals[0] + "".join(f"{n}{text}" for n, text in zip(chosen, literals[1:], strict=True)), experts
-
-
-def _numbers(text: str) -> list[int]:
-    return [n for part in text.split(",") for a, _, b in [part.partition("-")] for n in range(int(a), int(b or a) + 1)]
 
 
 def _below_layer(name: str) -> tuple[int | None, str]:

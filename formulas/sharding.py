@@ -115,7 +115,7 @@ TEXT_RULES = _rules(
     (rf"^{_ATTN}(k_proj|v_proj|wk|wv)$", Part.ATTENTION, Hold.KV, "qkv_proj"),
     (rf"^{_ATTN}(qkv_proj|query_key_value|c_attn|Wqkv|W_pack)$", Part.ATTENTION, Hold.QKV),
     (rf"^{_ATTN}(o_proj|dense|out_proj|c_proj|wo)$", Part.ATTENTION, Hold.COLUMNS),
-    (rf"^{_ATTN}sinks$", Part.ATTENTION, Hold.CHANNELS),
+    (rf"^{_ATTN}(sinks|attention_sink_bias)$", Part.ATTENTION, Hold.CHANNELS),
     (rf"^{_ATTN}[\w.]*norm(alization)?$", Part.ATTENTION, Hold.WHOLE),
     # Experts, routers, shared experts.
     (r"(^|\.)experts\.", Part.EXPERT, Hold.EXPERTS),
