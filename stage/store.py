@@ -29,7 +29,7 @@ from .plan import Candidate, Presence
 from .spans import clip
 
 FORMAT = b"1\n"
-READ_BYTES = 1 << 20
+READ_BYTES = 1 << 18  # stays in a core's cache between the copy from the kernel and the hash
 _NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV}
 
 
