@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict
-
 from .errors import BadInput
-from .layers import Attention, Ffn, Fields, Layer, State, experts, parse_layers, whole
+from .fields import Fields, whole
+from .layer import Attention, Ffn, Layer, Part, State
+from .layers import experts, parse_layers
+from .ropes import Rope, parse_ropes
+from .vision import Vision, parse_vision
 
 __all__ = ["Attention", "Ffn", "Geometry", "Layer", "Rope", "State", "Vision", "parse_geometry"]
 
 MOST_LAYERS = 4096
-
-
-class Part(BaseModel):
-    """A frozen part of the geometry."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 class Latent(Part):
@@ -81,34 +76,6 @@ class Ngram(Part):
     divisible_by: int | None = None
     split_parts: int | None = None
     dtype: str | None = None  # ple_embedding_dtype as declared
-
-
-class Rope(Part):
-    """One rotary table: which attention reads it, how many dimensions rotate, up to which position, and scaling."""
-
-    reads: Attention
-    dims: int | None = None
-    positions: int | None = None  # max_position_embeddings
-    theta: float | None = None
-    scaling: dict[str, Any] = {}
-
-
-class Vision(Part):
-    """The vision tower as its own config states it."""
-
-    model_type: str | None = None
-    depth: int | None = None
-    hidden_size: int | None = None
-    intermediate_size: int | None = None
-    heads: int | None = None
-    patch_size: int | None = None
-    temporal_patch_size: int | None = None
-    spatial_merge_size: int | None = None
-    out_hidden_size: int | None = None
-    positions: int | None = None
-    channels: int | None = None
-    image_size: int | None = None
-    deepstack: tuple[int, ...] = ()
 
 
 class Geometry(Part):
@@ -184,7 +151,7 @@ def parse_geometry(config: Mapping[str, Any]) -> Geometry:
         indexer=_indexer(model_type, f),
         recurrent=_recurrent(f) if any(layer.state is not State.NONE for layer in kinds) else None,
         experts=_experts(model_type, f),
-        ropes=_ropes(f, kinds),
+        ropes=parse_ropes(f, kinds),
         mtp_layers=mtp,
         mtp_kinds=mtp_kinds,
         ngram=_ngram(f),
@@ -195,7 +162,7 @@ def parse_geometry(config: Mapping[str, Any]) -> Geometry:
         attention_bias=f.flag("attention_bias", "qkv_bias"),
         output_gate=f.flag("attn_output_gate"),
         k_is_v=f.flag("attention_k_eq_v"),
-        vision=_vision(f),
+        vision=parse_vision(f),
         audio=bool(f.mapping("audio_config")),
         encoder=bool(f.flag("is_encoder_decoder")),
         unmodelled=tuple(reasons),
@@ -310,42 +277,6 @@ def _experts(model_type: str | None, f: Fields) -> Experts | None:
     )
 
 
-def _ropes(f: Fields, kinds: tuple[Layer, ...]) -> tuple[Rope, ...]:
-    """Rotary tables by the attention that reads them: one for all, or one for each kind where the config says so."""
-    stated = f.mapping("rope_parameters", "rope_scaling")
-    positions = f.integer("max_position_embeddings", "model_max_length", "seq_length")
-    ropes = []
-    for layer in kinds:
-        if layer.attention is Attention.NONE:
-            continue
-        name = {"sliding": "sliding_attention", "chunked": "chunked_attention"}.get(layer.attention, "full_attention")
-        own = stated.get(name)
-        scaling = _plain_values(own if isinstance(own, Mapping) else stated)
-        theta, share = Fields(scaling), Fields(scaling, {})
-        base = theta.number("rope_theta") or f.number("rope_theta", "rotary_emb_base")
-        local = f.number("rope_local_base_freq", "swa_rope_theta") if layer.attention is Attention.SLIDING else None
-        if local and not isinstance(own, Mapping):
-            base, scaling = local, {}
-        part = share.number("partial_rotary_factor") or f.number("partial_rotary_factor", "rotary_pct")
-        width = f.integer("qk_rope_head_dim") if layer.kv_heads is None else layer.head_dim
-        dims = f.integer("rotary_dim") or (int(width * (part or 1.0)) if width else None)
-        rope = Rope(reads=layer.attention, dims=dims, positions=positions, theta=base, scaling=scaling)
-        if rope not in ropes:
-            ropes.append(rope)
-    return tuple(ropes)
-
-
-def _plain_values(stated: Mapping[str, Any]) -> dict[str, Any]:
-    """The strings, finite numbers and lists of whole numbers of a mapping."""
-
-    def keeps(value: Any) -> bool:
-        if isinstance(value, list):
-            return all(whole(v) is not None for v in value)
-        return isinstance(value, str | bool) or (isinstance(value, int | float) and math.isfinite(value))
-
-    return {str(k): v for k, v in stated.items() if keeps(v)}
-
-
 def _mtp(model_type: str | None, f: Fields, layers: tuple[Layer, ...]) -> tuple[int | None, tuple[Layer, ...]]:
     """(declared MTP modules, the layers of one). A module repeats the last attending layer with its feed-forward."""
     count = f.integer("mtp_num_hidden_layers", "num_nextn_predict_layers", "num_mtp_modules")
@@ -375,26 +306,4 @@ def _ngram(f: Fields) -> Ngram | None:
         divisible_by=f.integer("make_ngram_vocab_size_divisible_by"),
         split_parts=f.integer("split_ngram_parts"),
         dtype=f.text("ple_embedding_dtype"),
-    )
-
-
-def _vision(f: Fields) -> Vision | None:
-    stated = f.mapping("vision_config", "visual")
-    if not stated:
-        return None
-    v = Fields(stated)
-    return Vision(
-        model_type=v.text("model_type"),
-        depth=v.integer("depth", "num_hidden_layers", "vt_num_hidden_layers", "layers"),
-        hidden_size=v.integer("embed_dim", "hidden_size", "vt_hidden_size", "width"),
-        intermediate_size=v.integer("intermediate_size", "vt_intermediate_size"),
-        heads=v.integer("num_heads", "num_attention_heads", "vt_num_attention_heads", "heads"),
-        patch_size=v.integer("patch_size", "spatial_patch_size"),
-        temporal_patch_size=v.integer("temporal_patch_size"),
-        spatial_merge_size=v.integer("spatial_merge_size"),
-        out_hidden_size=v.integer("out_hidden_size", "output_dim"),
-        positions=v.integer("num_position_embeddings", "position_embedding_size"),
-        channels=v.integer("in_channels", "in_chans", "num_channels"),
-        image_size=v.integer("image_size"),
-        deepstack=tuple(n for n in map(whole, v.items("deepstack_visual_indexes")) if n is not None),
     )

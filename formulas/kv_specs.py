@@ -169,7 +169,7 @@ def _aligned_block(
     layer = attending[0]
     if layer.attention in (Attention.MLA, Attention.DSA):
         token = _latent_bytes(geometry, dtype)
-        unit = max(block, 128) if deployment.release >= (0, 26, 0) else max(block, 64)
+        unit = max(block, rules(deployment.release).latent_alignment)
     else:
         token = _token_bytes(layer, deployment, dtype)
         unit = block

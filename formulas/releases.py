@@ -13,7 +13,6 @@ from .deployment import Deployment, Version
 
 READ_ON = "2026-11-29"
 FIRST: Version = (0, 10, 0)
-LAST: Version = (0, 33, 0)
 
 
 class Rules(NamedTuple):
@@ -29,6 +28,7 @@ class Rules(NamedTuple):
     null_block: bool  # the start-up check leaves out the block the pool never hands out
     block_outermost: bool  # backends may ask for blocks that hold all layers' pages side by side
     flashmla_default: bool  # MLA on Hopper runs FlashMLA, whose block is 64 tokens
+    latent_alignment: int  # tokens a block of MLA beside state layers is a multiple of
     large_card_batch: bool  # cards of 160 GiB and more batch 16,384 tokens
     gb10_is_small: bool  # GB10 counts as a small card for batch defaults
     second_runner: str  # models on the second model runner: none | dense | all but experts | all
@@ -39,7 +39,7 @@ class Rules(NamedTuple):
 
 
 def rules(release: Version) -> Rules:
-    """The rules of one engine release; releases outside FIRST to LAST get those of the nearest one."""
+    """The rules of one engine release; one newer than 0.33.0 is taken to plan as 0.33.0 does."""
     return Rules(
         utilization=0.92 if release >= (0, 20, 0) else 0.9,
         graphs_estimated=release >= (0, 20, 0),
@@ -51,6 +51,7 @@ def rules(release: Version) -> Rules:
         null_block=release >= (0, 29, 0),
         block_outermost=release >= (0, 29, 0),
         flashmla_default=release < (0, 18, 0),
+        latent_alignment=128 if release >= (0, 27, 0) else 16 if release >= (0, 19, 0) else 64,
         large_card_batch=release >= (0, 28, 0),
         gb10_is_small=release >= (0, 33, 0),
         second_runner=_second_runner(release),
@@ -70,7 +71,7 @@ def _second_runner(release: Version) -> str:
 
 
 def outside(deployment: Deployment) -> tuple[str, ...]:
-    """A reason when the engine is one these rules were not read from, else nothing."""
+    """A reason when the engine is one these rules do not describe, else nothing."""
     if deployment.engine != "vllm":
         return (f"engine {deployment.engine}: only vllm is modelled",)
     if deployment.release >= FIRST:
