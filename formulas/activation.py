@@ -24,25 +24,21 @@ from typing import NamedTuple
 from .deployment import Deployment
 from .facts import Quantization
 from .geometry import Attention, Experts, Ffn, Geometry, Latent, Layer, Recurrent, State
-from .kernels import Backend, Runtime, expert_backend
 from .kv_dtypes import model_dtype_bytes
 from .kv_states import Unstated
-from .releases import rules
 from .schemes import Kind
+from .step import Shapes, kinds, need
 from .units import MIB
+from .workspaces import expert_workspace, runs_second, sampler_bytes, vision_bytes
 
 CUBLAS_HOPPER_BYTES = 32 * MIB
 CUBLAS_BYTES = 8_519_680
 """torch's cuBLAS workspace: 32 MiB on compute capability 9 and 10, else :4096:2:16:8."""
 CONTEXT_TOKENS = 64 * 1024  # cap of the MLA context workspace
-STREAMING_PROCESSORS = 132  # of an H100 or H200; rows the top-k kernel works on at once
 CONTEXT_BLOCKS = 4  # and at least this many blocks of 16 tokens for every sequence
-VISION_TOKENS = 16_384  # merged tokens a step may encode at least (Qwen's largest picture)
-VISION_WIDTHS = 4  # hidden-wide tensors alive in a vision block, beside two of its MLP's width
 
-# Families whose norms return new tensors (GemmaRMSNorm) and write attention into a buffer of its own, and families with
-# a norm after as well as before each block. All others fuse residual and norm in place.
-_BUFFERED = frozenset({"qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "qwen4_exp_text"})
+# Families with a norm after as well as before each block. All others fuse residual and norm in place, but those whose
+# norms return new tensors (step.py).
 _SANDWICHED = frozenset({"gemma2", "gemma3_text", "gemma3n_text", "gemma4_text"})
 # Families on LlamaMLP, which drops gate and up before the down projection; the others keep them to its end.
 _DROPPING = frozenset({
@@ -53,15 +49,6 @@ _HEAD_NORMS = frozenset({
     "glm4_moe", "olmo2", "olmo3", "exaone4", "lfm2", "lfm2_moe", "step3p5", "hunyuan_v1_moe",
     "apertus",
 })  # fmt: skip
-# Models of experts that ran on the second runner before all did (vllm 0.25.1 config/vllm.py:68).
-_EARLY_ON_SECOND = frozenset({"DeepseekV2ForCausalLM", "Qwen2MoeForCausalLM", "GraniteMoeForCausalLM"})
-
-_FORMATS = (
-    ("nvfp4", Kind.NVFP4), ("mxfp4", Kind.MXFP4), ("mxfp8", Kind.MXFP8), ("fp8_block", Kind.FP8_BLOCK),
-    ("fp8_channel", Kind.FP8_CHANNEL), ("fp8", Kind.FP8_TENSOR), ("int", Kind.INT), ("w4a16", Kind.INT),
-)  # fmt: skip
-
-
 class Activation(NamedTuple):
     """The peak and what makes it. Bytes; None where a size is not known, with the reasons."""
 
@@ -74,44 +61,6 @@ class Activation(NamedTuple):
     def widest(self) -> str | None:
         """The phase that makes the peak."""
         return max(self.phases, key=lambda name: self.phases[name], default=None)
-
-
-class Shapes(NamedTuple):
-    """What every phase asks for: a rank's share of the sizes, in elements a token."""
-
-    geometry: Geometry
-    deployment: Deployment
-    linear: Kind
-    expert: Kind
-    hidden: int
-    tokens: int
-
-    @property
-    def tp(self) -> int:
-        return self.deployment.tp
-
-    @property
-    def reduced(self) -> int:
-        """The output of an all-reduce is a tensor of its own."""
-        return self.hidden if self.tp > 1 else 0
-
-    @property
-    def buffered(self) -> bool:
-        return self.geometry.text_model_type in _BUFFERED
-
-    def held(self, in_attention: int, buffered: int) -> int:
-        """Hidden-wide tensors alive around a block: the caller's, the residual, and what the norms left."""
-        return (buffered if self.buffered else in_attention) * self.hidden
-
-    def quantised(self, width: int) -> int:
-        """A copy of an activation in the weights' format, with its scales, in model-dtype elements."""
-        if self.linear is Kind.FP8_BLOCK and (self.deployment.sm or 90) >= 89:
-            return width // 2 + width // 64
-        if self.linear in (Kind.FP8_TENSOR, Kind.FP8_CHANNEL, Kind.MXFP8) and (self.deployment.sm or 90) >= 89:
-            return width // 2
-        if self.linear in (Kind.NVFP4, Kind.MXFP4) and (self.deployment.sm or 90) >= 100:
-            return width // 4 + width // 32
-        return 0
 
 
 def activation(
@@ -175,21 +124,6 @@ def _widths(shapes: Shapes, layer: Layer, rows: int) -> Iterator[tuple[str, int]
         yield "mlp", _mlp(shapes, layer) * shapes.tokens
     if layer.ffn in (Ffn.MOE, Ffn.BOTH):
         yield "experts", _moe(shapes) * shapes.tokens
-
-
-def kinds(quantization: Quantization | None) -> tuple[Kind, Kind]:
-    """(kind of the attention and MLP matrices, kind of the routed experts)."""
-    if quantization is None:
-        return Kind.PLAIN, Kind.PLAIN
-    roles = quantization.by_role
-    linear = roles.get("main/attention") or roles.get("main/mlp") or (None if roles else quantization.format)
-    expert = roles.get("main/expert") or quantization.format
-    return _kind(linear), _kind(expert)
-
-
-def _kind(name: str | None) -> Kind:
-    text = (name or "").lower()
-    return next((kind for prefix, kind in _FORMATS if text.startswith(prefix)), Kind.PLAIN)
 
 
 def _attention(shapes: Shapes, layer: Layer) -> int:
@@ -287,75 +221,3 @@ def _moe(shapes: Shapes) -> int:
         picked = need(experts.per_token, "num_experts_per_tok") * (size + shapes.hidden)
         return shapes.held(3, 5) + picked + 3 * shapes.hidden // 4
     return shapes.held(3, 5) + 2 * (experts.count or 0) + own + shapes.hidden + shapes.reduced
-
-
-def expert_workspace(shapes: Shapes) -> int:
-    """Elements a token of the buffers the expert kernels share; they are allocated once and stay."""
-    experts, deployment = shapes.geometry.experts, shapes.deployment
-    if experts is None or shapes.geometry.text_model_type == "gpt_oss":
-        return 0
-    runtime = Runtime(
-        sm=deployment.sm or 90, release=deployment.release, without=deployment.without,
-        expert_parallel=deployment.expert_parallel, tensor_parallel=deployment.tp,
-        model_type=shapes.geometry.text_model_type or "",
-    )  # fmt: skip
-    backend = expert_backend(shapes.expert, runtime)
-    split = 1 if deployment.expert_parallel else shapes.tp * deployment.dp
-    size = need(experts.intermediate_size, "moe_intermediate_size") // split
-    hidden = experts.latent_size or shapes.hidden
-    up = size if shapes.geometry.text_model_type == "nemotron_h" else 2 * size
-    top = need(experts.per_token, "num_experts_per_tok")
-    if backend is Backend.FLASHINFER_TRTLLM:
-        return 0
-    if backend is Backend.FLASHINFER_CUTLASS:
-        return hidden
-    if backend is Backend.CUTLASS and shapes.expert is Kind.NVFP4:
-        return top * (max(up, hidden) + size)
-    return top * (max(size, hidden) + max(up, hidden))
-
-
-def need(value: int | None, name: str) -> int:
-    """The value, or Unstated naming what the config does not say."""
-    if value is None:
-        raise Unstated(f"no {name}")
-    return value
-
-
-def sampler_bytes(shapes: Shapes, rows: int) -> int:
-    """Logits and what sampling makes of them.
-
-    First runner: logits in the model's dtype, in fp32, probabilities and noise (14 bytes a logit), and a scratch row of
-    fp32 to each processor for top-k; a drafter adds the rejection sampler's copies (30 in all). Second runner: logits
-    and one fp32 copy.
-    """
-    vocab = shapes.geometry.vocab_size or 0
-    if runs_second(shapes.geometry, shapes.deployment):
-        return rows * vocab * 6
-    each = 30 if shapes.deployment.mtp else 14
-    return rows * vocab * each + min(rows, STREAMING_PROCESSORS) * vocab * 4
-
-
-def runs_second(geometry: Geometry, deployment: Deployment) -> bool:
-    """Whether the engine's second model runner serves this model; it samples in less memory."""
-    which = rules(deployment.release).second_runner
-    if which in ("none", "all"):
-        return which == "all"
-    if which == "dense" and any(layer.state is not State.NONE for layer in geometry.layer_kinds):
-        return False
-    return geometry.experts is None or geometry.architecture in _EARLY_ON_SECOND
-
-
-def vision_bytes(shapes: Shapes) -> int:
-    """The vision tower on the most patches one step may encode, with its outputs; 0 without a tower or if it is off.
-
-    A heuristic: patches x (widths of a block); the patches are those of the token budget, or of the largest picture."""
-    tower, deployment = shapes.geometry.vision, shapes.deployment
-    refused = deployment.limit_mm_per_prompt and not any(deployment.limit_mm_per_prompt.values())
-    if tower is None or deployment.language_model_only or refused or not tower.hidden_size:
-        return 0
-    merged = max(shapes.tokens, VISION_TOKENS)
-    patches = merged * (tower.spatial_merge_size or 2) ** 2
-    inner = tower.intermediate_size or 4 * tower.hidden_size
-    split = shapes.tp if deployment.mm_encoder_tp_mode == "weights" else 1
-    width = VISION_WIDTHS * tower.hidden_size + 2 * inner // split
-    return (patches * width + merged * shapes.hidden) * 2

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from math import ceil
 from typing import NamedTuple
 
-from .activation import Activation, activation, runs_second
+from .activation import Activation, activation
 from .cards import Card
 from .deployment import Deployment
 from .facts import Quantization
@@ -22,6 +22,7 @@ from .geometry import Geometry, State
 from .kv import Plan
 from .releases import rules
 from .units import GIB, MIB, human
+from .workspaces import runs_second
 
 SERVER_ROWS, SMALL_ROWS = 1024, 256  # max_num_seqs by default, on large and small cards
 WEIGHTS_MARGIN = 0.005
@@ -118,7 +119,7 @@ def budget(
 
 
 def _peak_term(peak: Activation) -> Term:
-    margin = int((peak.peak_bytes or 0) * 0.05) + peak.compile_bytes + peak.phases.get("vision", 0) // 4
+    margin = int((peak.peak_bytes or 0) * 0.05) + peak.compile_bytes + peak.phases.get("vision", 0) // 2
     return Term(peak.peak_bytes, margin, f"the profile run; widest in {peak.widest or 'an unknown phase'}")
 
 

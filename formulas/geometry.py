@@ -12,7 +12,8 @@ from .layers import experts, parse_layers
 from .ropes import Rope, parse_ropes
 from .vision import Vision, parse_vision
 
-__all__ = ["Attention", "Ffn", "Geometry", "Layer", "Rope", "State", "Vision", "parse_geometry"]
+__all__ = ["Attention", "Ffn", "Geometry", "Layer", "Rope", "State", "Vision", "overridden",
+           "parse_geometry"]  # fmt: skip
 
 MOST_LAYERS = 4096
 
@@ -169,6 +170,15 @@ def parse_geometry(config: Mapping[str, Any]) -> Geometry:
     )
 
 
+def overridden(config: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """A config with `--hf-overrides` applied as the engine does: objects are merged key by key, the rest replaced."""
+    merged = dict(config)
+    for name, value in overrides.items():
+        own = merged.get(name)
+        merged[name] = overridden(own, value) if isinstance(own, Mapping) and isinstance(value, Mapping) else value
+    return merged
+
+
 def _text_part(config: Mapping[str, Any]) -> Mapping[str, Any]:
     for name in ("text_config", "llm_config", "language_config", "thinker_config"):
         part = config.get(name)
@@ -195,7 +205,8 @@ def _layer_count(f: Fields) -> int:
 def _tied(model_type: str | None, f: Fields) -> bool | None:
     if (stated := f.flag("tie_word_embeddings", "weight_tying")) is not None:
         return stated
-    return True if (model_type or "").startswith("gemma") else None
+    # These config classes tie the head to the embedding unless told otherwise.
+    return True if (model_type or "").startswith(("gemma", "falcon", "lfm2", "cohere")) else None
 
 
 def _latent(f: Fields) -> Latent | None:

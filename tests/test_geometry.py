@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from formulas.errors import BadInput
-from formulas.geometry import Attention, Ffn, Geometry, State, parse_geometry
+from formulas.geometry import Attention, Ffn, Geometry, State, overridden, parse_geometry
 
 SHARED = Path(__file__).parents[1].parent / "shared" / "data"
 CONFIGS = sorted(
@@ -71,6 +71,15 @@ def test_moe_layers_follow_each_way_of_saying_so():
     assert [(k.state, k.ffn) for k in nemotron.each_layer()] == [
         (State.MAMBA2, Ffn.NONE), (State.NONE, Ffn.MOE), (State.NONE, Ffn.NONE), (State.NONE, Ffn.DENSE)
     ]  # fmt: skip
+
+
+def test_overrides_merge_objects_key_by_key():
+    config = {"model_type": "qwen4_exp", "text_config": {"head_dim": 256, "rope": {"a": 1}}, "dtype": "bfloat16"}
+    asked = {"text_config": {"ple_embedding_dtype": "float8_e4m3fn", "rope": {"b": 2}}, "dtype": "float16"}
+    text = {"head_dim": 256, "rope": {"a": 1, "b": 2}, "ple_embedding_dtype": "float8_e4m3fn"}
+    assert overridden(config, asked) == {"model_type": "qwen4_exp", "text_config": text, "dtype": "float16"}
+    assert config["text_config"] == {"head_dim": 256, "rope": {"a": 1}}
+    assert overridden({"a": {"b": 1}}, {"a": 2}) == {"a": 2}
 
 
 JSON = st.recursive(

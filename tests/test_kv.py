@@ -132,6 +132,13 @@ def test_flash_next_on_a_gb10_as_its_log_said():
     assert (eight.block_size, eight.tokens, round(eight.max_concurrency, 2)) == (3184, 1_853_358, 7.07)
 
 
+def test_flash_next_on_four_cards_caches_73_layers_in_blocks_of_784():
+    """LMCache#5042 describes the engine's cache: 73 layers, 784 tokens a block."""
+    found = plan(geometry(FLASH), Deployment(tp=4, max_model_len=262144, max_num_batched_tokens=8192), None)
+    assert found.block_size == 784
+    assert sum(len(group.caches) for group in found.groups) == 73
+
+
 def test_a_27b_hybrid_on_four_small_cards():
     """Published account, TP 4, MTP 4, 524,288: the fp8 and the bf16 pool, to the token."""
     for dtype, blocks, tokens, concurrency in (("fp8_e4m3", 994, 1_519_365, 2.90), ("auto", 924, 732_892, 1.40)):
