@@ -19,7 +19,7 @@ from formulas.errors import HeaderError
 from formulas.units import KIB
 
 from .cache import Cache, Kind
-from .header import Header, header_length, parse_header, parse_header_dict
+from .header import HEADER_CAP, Header, header_length, parse_header, parse_header_dict
 from .repo import Entry, Revision
 from .source import Source, name
 from .transport import Cost
@@ -146,7 +146,7 @@ def _fetch(
 ) -> bytes:
     """Exactly the first 8 + N bytes of a file. Raises HeaderError where N cannot be."""
     size = entry.blob.size
-    first = 8 if source.free else max(8, lengths.guess(entry.path))
+    first = 8 if source.free else min(8 + HEADER_CAP, max(8, lengths.guess(entry.path)))
     data = source.read_range(repo, commit, entry, 0, min(size, first), cost)
     whole = 8 + header_length(data[:8], file_size=size, name=subject)
     if whole > len(data):
