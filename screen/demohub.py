@@ -9,16 +9,13 @@ and the Hub's documentation of rate limits and of downloads (huggingface.co/docs
 from __future__ import annotations
 
 import functools
-import gzip
 import hashlib
 import os
-import re
 import socket
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping
 from http import HTTPStatus
 from typing import Any, NamedTuple
 from urllib.parse import quote, urlencode
@@ -26,29 +23,13 @@ from urllib.parse import quote, urlencode
 from . import demoapi
 from .demofaults import Fault, Kind
 from .demohttp import Request, Response, Server, document
-from .demorepo import PIECE_BYTES, Content, DemoRepo
+from .demorepo import Content, DemoRepo
+from .demowire import Served, misanswered, ranged, send_file
 
 BUDGETS = {"api": 6_000, "resolvers": 50_000, "pages": 600}  # requests per window: the Hub's Enterprise plan
 
 COUNTS = "/-/counts"  # `counts` as JSON, for a Hub in another process; itself not counted
-_RANGE = re.compile(r"bytes=(?=.*\d)(?P<first>\d*)-(?P<last>\d*)")  # one range; the Hub answers others whole
-
 Answer = Callable[[Request], Response]
-
-
-@dataclass
-class Served:
-    """One line of the log: what was asked, by whom, and what it was given. It is there before the answer is."""
-
-    origin: str  # hub | cdn | mirror0...
-    route: str
-    method: str
-    target: str
-    range: str | None
-    authorization: str | None
-    accept_encoding: str | None
-    status: int
-    body_bytes: int = 0  # exact for an answer that was sent whole; else what the socket has taken
 
 
 class Traffic(NamedTuple):
@@ -240,13 +221,13 @@ class DemoHub:
         response = answer(request)
         faults = self._strike(response.route, response.subject)
         for fault in faults:
-            response = _misanswer(fault, request, response)
+            response = misanswered(fault, request, response)
         if self.closing.wait(self.latency + sum(f.seconds for f in faults if f.kind is Kind.SLOW)):
             return False
         if any(fault.kind is Kind.NEVER for fault in faults):
             self.closing.wait()
             return False
-        response, start, stop = _ranged(request, response, {fault.kind for fault in faults})
+        response, start, stop = ranged(request, response, {fault.kind for fault in faults})
         head = "".join(f"{name}: {value}\r\n" for name, value in response.headers.items())
         status = f"HTTP/1.1 {response.status} {HTTPStatus(response.status).phrase}\r\n"
         body = b"" if request.method == "HEAD" or response.file else response.body
@@ -258,111 +239,9 @@ class DemoHub:
         try:
             connection.sendall((status + head + "\r\n").encode() + body)
             if response.file is not None and request.method != "HEAD":
-                self._send_file(connection, line, response.file, start, stop, faults)
+                send_file(connection, line, response.file, (start, stop), faults, self.closing)
                 if line.body_bytes < stop - start:
                     return False
         except OSError:
             return False
         return "Content-Length" in response.headers
-
-    def _send_file(
-        self, connection: socket.socket, line: Served, file: Content, start: int, stop: int, faults: list[Fault]
-    ) -> None:
-        """Sends [start, stop) of the file, as far as the faults let it."""
-        for fault in faults:
-            if fault.kind is Kind.SHIFTED:
-                start, stop = start + 1, stop + 1
-        end = min([stop, *(start + f.after_bytes for f in faults if f.kind in (Kind.STALL, Kind.CUT))])
-        rate = min((f.bytes_per_second for f in faults if f.kind is Kind.RATE), default=None)
-        total = end - start
-        wrong = [f.after_bytes for f in faults if f.kind is Kind.FLIP]
-        if file.path is not None and rate is None and not wrong:
-            with file.path.open("rb") as source:
-                while line.body_bytes < total:
-                    at, left = start + line.body_bytes, total - line.body_bytes
-                    if left <= PIECE_BYTES:
-                        line.body_bytes = total  # before the client can have it
-                    sent = os.sendfile(connection.fileno(), source.fileno(), at, min(left, PIECE_BYTES))
-                    line.body_bytes = at - start + sent
-        else:
-            for piece in _flipped(file.pieces(start, end), start, wrong):
-                for part in _paced(piece, rate, self.closing):
-                    last = line.body_bytes + len(part) == total
-                    line.body_bytes += len(part) if last else 0  # before the client can have it
-                    connection.sendall(part)
-                    line.body_bytes += 0 if last else len(part)
-        if any(fault.kind is Kind.STALL for fault in faults):
-            self.closing.wait()
-
-
-def _flipped(pieces: Iterator[memoryview | bytes], start: int, wrong: list[int]) -> Iterator[memoryview | bytes]:
-    """The pieces of a file from `start` on, with the lowest bit of these bytes of the file the other way round."""
-    for piece in pieces:
-        stop = start + len(piece)
-        if here := [at - start for at in wrong if start <= at < stop]:
-            changed = bytearray(piece)
-            for at in here:
-                changed[at] ^= 1
-            piece = bytes(changed)
-        yield piece
-        start = stop
-
-
-def _paced(piece: memoryview | bytes, rate: float | None, closing: threading.Event) -> Iterator[memoryview | bytes]:
-    """The piece in parts a twentieth of a second apart, or one a byte where that is slower."""
-    if rate is None:
-        yield piece
-        return
-    step = max(1, int(rate / 20))
-    for at in range(0, len(piece), step):
-        yield piece[at : at + step]
-        if closing.wait(step / rate):
-            return
-
-
-def _misanswer(fault: Fault, request: Request, response: Response) -> Response:
-    """The answer with what the fault does to its status, headers and body."""
-    extra = {name: value.replace("{target}", request.target) for name, value in fault.headers}
-    if fault.kind is Kind.STATUS:
-        kept = {name: value for name, value in response.headers.items() if name.startswith("RateLimit")}
-        if fault.status == 429 and fault.seconds:
-            bucket = demoapi.bucket(request.path)
-            kept["RateLimit"] = f'"{bucket}";r=0;t={int(fault.seconds)}'
-        return replace(response, status=fault.status, headers=kept | extra, file=None, body=b"fault")
-    if fault.kind is Kind.REDIRECT:
-        location = fault.location.replace("{target}", request.target)
-        return replace(response, status=fault.status, headers={"Location": location}, file=None, body=b"moved")
-    if fault.kind is Kind.SET_HEADERS:
-        return replace(response, headers=response.headers | extra)
-    if fault.kind is Kind.DROP_HEADERS:
-        return replace(response, omit=response.omit | {name.lower() for name, _ in fault.headers})
-    if fault.kind is Kind.GZIP:
-        body = response.body if response.file is None else b"".join(response.file.pieces(0, response.file.size))
-        return replace(response, headers=response.headers | {"Content-Encoding": "gzip"}, file=None,
-                       body=gzip.compress(body, 1))  # fmt: skip
-    return response
-
-
-def _ranged(request: Request, response: Response, kinds: set[Kind]) -> tuple[Response, int, int]:
-    """The answer with its length and range headers, and the half-open range of the file it carries."""
-    file, headers = response.file, dict(response.headers)
-    status, start, stop = response.status, 0, file.size if file else len(response.body)
-    asked = _RANGE.fullmatch(request.headers.get("range", ""))
-    if file is not None and status == 200 and asked and Kind.IGNORE_RANGE not in kinds:
-        first, last = asked["first"], asked["last"]
-        start = int(first) if first else max(0, file.size - int(last))
-        stop = min(int(last) + 1, file.size) if first and last else file.size
-        if start >= stop:
-            headers |= {"Content-Range": f"bytes */{file.size}", "Content-Length": "0"}
-            return replace(response, status=416, headers=headers, file=None, body=b""), 0, 0
-        if Kind.WRONG_RANGE in kinds:
-            start += 1
-        status = 206
-        headers["Content-Range"] = f"bytes {start}-{stop - 1}/{file.size}"
-    if file is not None:
-        headers.setdefault("Accept-Ranges", "bytes")
-    headers.setdefault("Content-Length", str(stop - start))
-    headers = {name: value for name, value in headers.items() if name.lower() not in response.omit}
-    if "Content-Length" not in headers:
-        headers["Connection"] = "close"
-    return replace(response, status=status, headers=headers), start, stop

@@ -69,7 +69,8 @@ class Content:
         if self.path is not None:
             with self.path.open("rb") as file:
                 for at in range(start, stop, PIECE_BYTES):
-                    yield os.pread(file.fileno(), min(PIECE_BYTES, stop - at), at)
+                    count = min(PIECE_BYTES, stop - at)
+                    yield os.pread(file.fileno(), count, at).ljust(count, b"\0")
             return
         known = memoryview(self.head)
         for at in range(start, min(stop, len(known)), PIECE_BYTES):

@@ -167,8 +167,18 @@ def test_folder_repo_is_served_from_disk(hub, tmp_path):
     (tmp_path / "sub").mkdir()
     (tmp_path / "sub" / "weights.bin").write_bytes(os.urandom(3_000_000))
     repo = folder_repo("org/disk", tmp_path)
-    data = get(cdn_url(hub(repo), "org/disk", "sub/weights.bin")).content
+    running = hub(repo)
+    url = cdn_url(running, "org/disk", "sub/weights.bin")
+    data = get(url).content
     assert hashlib.sha256(data).hexdigest() == repo.main.files["sub/weights.bin"].sha256
+    assert get(url, Range="bytes=1048570-1048589").content == data[1048570:1048590]
+    running.set_fault(Fault(Kind.FLIP, "cdn", after_bytes=2_000_000))
+    wrong = get(url).content
+    assert [i for i, (a, b) in enumerate(zip(data, wrong, strict=True)) if a != b] == [2_000_000]
+    running.set_fault(Fault(Kind.SHIFTED, "cdn"))
+    assert get(url).content == data[1:] + b"\0"
+    running.set_fault(Fault(Kind.CUT, "cdn", after_bytes=10_000))
+    assert body_until_trouble(url) == (data[:10_000], "closed")
 
 
 # Resolve: the headers a client takes identity from.
