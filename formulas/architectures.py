@@ -60,6 +60,10 @@ _GRANITE_MOE = Family(
     experts="block_sparse_moe", expert_names=("input_linear", "output_linear"), router="block_sparse_moe.router.layer",
     shared="shared_mlp",
 )  # fmt: skip
+_LFM2 = Family(
+    norms=("operator_norm", "ffn_norm"), final_norm="embedding_norm", output="out_proj", qk_norm="head",
+    qk_names=("q_layernorm", "k_layernorm"), mlp="feed_forward", mlp_names=("w1", "w3", "w2"),
+)  # fmt: skip
 
 FAMILIES: dict[str, Family] = {
     **dict.fromkeys(("llama", "mistral", "ministral3", "smollm3", "granite", "seed_oss", "internlm3"), Family()),
@@ -111,6 +115,10 @@ FAMILIES: dict[str, Family] = {
         output="dense", fused_qkv="query_key_value", mlp_names=("dense_h_to_4h", "dense_4h_to_h"), norm_bias=True,
     ),
     "mimo_v2_flash": Family(correction="mlp.gate.e_score_correction_bias"),
+    "lfm2": _LFM2, "lfm2_moe": _LFM2._replace(
+        expert_names=("w1", "w3", "w2"), experts="feed_forward.experts", router="feed_forward.gate",
+        correction="feed_forward.expert_bias",
+    ),
 }  # fmt: skip
 
 
@@ -271,6 +279,10 @@ def _state(g: Geometry, layer: Layer, hidden: int) -> Iterator[Part]:
         yield _plain(f"{at}.dt_bias", heads)
         yield _plain(f"{at}.norm", inner)
         yield _plain(f"{at}.out_proj", hidden, inner)
+    elif layer.state is State.SHORT_CONV:
+        yield _plain("conv.conv", hidden, 1, _need(r.conv_kernel, "conv_L_cache"))
+        yield _plain("conv.in_proj", 3 * hidden, hidden)
+        yield _plain("conv.out_proj", hidden, hidden)
     else:
         raise Unexpected(f"{layer.state.value} layers: their tensors are not known without a header")
 
@@ -281,7 +293,9 @@ def _feed_forward(g: Geometry, family: Family, layer: Layer, hidden: int) -> Ite
             raise Unexpected("config.json: layers of experts without their count; unknown without a header")
         yield from _moe(g, family, g.experts, hidden)
     if layer.ffn in (Ffn.DENSE, Ffn.BOTH):
-        size = _need(layer.intermediate_size, "intermediate_size")
+        # Falcon's feed-forward is four times its hidden size where the config says nothing.
+        default = 4 * hidden if g.text_model_type == "falcon" else None
+        size = _need(layer.intermediate_size or default, "intermediate_size")
         yield from _mlp(family.mlp, family.mlp_names, size, hidden, bias=family.mlp_bias)
 
 

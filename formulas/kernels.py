@@ -251,6 +251,20 @@ def expert_tensors(scheme: Scheme, shape: ExpertShape, runtime: Runtime) -> Tens
     return Tensors(created + bias, loaded + bias)
 
 
+def expert_refusal(scheme: Scheme, shape: ExpertShape, runtime: Runtime) -> str | None:
+    """Why the engine fails to prepare these experts, or None. CUTLASS kernels take gated NVFP4 experts only where both
+    up projections together are a multiple of 128 rows.
+    Source: vllm 0.33.0 layers/quantization/utils/flashinfer_fp4_moe.py; met at load, after the backend was chosen."""
+    backend = expert_backend(scheme.kind, runtime, biased=shape.biased)
+    cutlass = backend in (Backend.FLASHINFER_CUTLASS, Backend.CUTLASS)
+    if scheme.kind is Kind.NVFP4 and cutlass and shape.gated and 2 * shape.inter % 128:
+        return (
+            f"experts of {shape.inter} on a rank: this engine cannot pad them for {backend.value} on sm{runtime.sm}; "
+            "it fails while loading (pass --enable-expert-parallel or a smaller --tensor-parallel-size)"
+        )
+    return None
+
+
 def _pair(count: int, ups: int, inter: int, hidden: int, each: float) -> tuple[int, ...]:
     """Bytes of the two expert tensors at `each` bytes a value."""
     return int(count * ups * inter * hidden * each), int(count * hidden * inter * each)
@@ -297,10 +311,11 @@ def _nvfp4_experts(scheme: Scheme, shape: ExpertShape, backend: Backend) -> Tens
         wide, tall = up(inter, 64 if shape.gated else 128), up(hidden, 256)
         scalars = (4 * n,) * 7
     else:
+        wide = inter if shape.gated else up(inter, 128)
         scalars = (4 * n,) * 6
     scales = _pair(n, ups, wide, tall, 1 / 16)
     if backend in (Backend.FLASHINFER_CUTLASS, Backend.CUTLASS):
-        scales = (n * up(ups * inter, 128) * up(hidden // 16, 4), n * up(hidden, 128) * up(inter // 16, 4))
+        scales = (n * up(ups * wide, 128) * up(hidden // 16, 4), n * up(hidden, 128) * up(wide // 16, 4))
     return Tensors(created, _pair(n, ups, wide, tall, 1 / 2) + scales + scalars)
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from math import prod
 
-from .architectures import Unexpected, ngram_rows
+from .architectures import FAMILIES, Unexpected, ngram_rows
 from .buffers import attention_buffers, model_buffers, tower_buffers
 from .geometry import Attention
-from .kernels import ExpertShape, Tensors, cdiv, expert_tensors, linear_tensors, up
+from .kernels import ExpertShape, Tensors, cdiv, expert_refusal, expert_tensors, linear_tensors, up
 from .ngram import table_format, table_is_pinned
 from .place import Built, Place
 from .schemes import PLAIN, Kind, Scheme, Weight
@@ -28,6 +28,8 @@ def build(known: Iterable[Weight], place: Place, unmodelled: list[str]) -> Itera
     def position(key: tuple[str, int | None]) -> tuple[int, int]:
         return order[key[0]], -1 if key[1] is None else key[1]
 
+    if place.deployment.mtp and not any(stack == "mtp" for stack, _ in layers):
+        unmodelled.append("the checkpoint has no drafter (MTP) to speculate with; its weights are unknown")
     late: list[Weight] = []
     for key in sorted(layers, key=position):
         members = layers[key]
@@ -136,7 +138,7 @@ def _module(stack: str, name: str, parts: list[tuple[Weight, Rule]], place: Plac
         outs += rows
     if name.endswith("_hc.down"):
         outs.append(-sum(outs) % 16)
-    biased = any(w.bias for w, _ in parts)
+    biased = any(w.bias for w, _ in parts) and not _is_empty_bias(first, place)
     runtime = place.runtime
     if rule.part is Part.ROUTER and place.geometry.text_model_type in _ROUTER_F32:
         runtime = runtime._replace(float_bytes=4)
@@ -144,6 +146,13 @@ def _module(stack: str, name: str, parts: list[tuple[Weight, Rule]], place: Plac
     if name == "kv_b_proj" or first.name.endswith(".kv_b_proj"):
         tensors = _with_absorbed(tensors, scheme, sum(outs) * inner, place)
     return Built(stack, rule.part, tensors)
+
+
+def _is_empty_bias(weight: Weight, place: Place) -> bool:
+    """GPTQ exporters store a bias of zeros for every matrix; the engine builds none where the model has none."""
+    family = FAMILIES.get(place.geometry.text_model_type or "")
+    has_one = place.geometry.attention_bias or (family is not None and (family.bias or family.mlp_bias))
+    return weight.scheme.method == "gptq" and not has_one
 
 
 def _with_absorbed(tensors: Tensors, scheme: Scheme, values: int, place: Place) -> Tensors:
@@ -284,6 +293,8 @@ def _experts(stack: str, members: list[Weight], place: Place, unmodelled: list[s
         inter = cdiv(inter, ranks)
     biased = any(w.bias for w in members) or any(n.endswith("_bias") for n in by_leaf)
     shape = ExpertShape(count, inter, hidden, gated, biased)
+    if reason := expert_refusal(down.scheme, shape, place.runtime):
+        unmodelled.append(reason)
     return Built(stack, Part.EXPERT, expert_tensors(down.scheme, shape, place.runtime))
 
 

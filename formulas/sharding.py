@@ -110,6 +110,9 @@ TEXT_RULES = _rules(
     (r"^(mixer|mamba)\.A_log$", Part.LINEAR_ATTENTION, Hold.CHANNELS, "", False, "F32"),
     (r"^(mixer|mamba)\.(D|dt_bias|norm)$", Part.LINEAR_ATTENTION, Hold.CHANNELS),
     (r"^(mixer|mamba)\.out_proj$", Part.LINEAR_ATTENTION, Hold.COLUMNS),
+    (r"^conv\.in_proj$", Part.LINEAR_ATTENTION, Hold.ROWS),
+    (r"^conv\.out_proj$", Part.LINEAR_ATTENTION, Hold.COLUMNS),
+    (r"^conv\.conv$", Part.LINEAR_ATTENTION, Hold.CHANNELS),
     # Grouped-query attention.
     (rf"^{_ATTN}(q_proj|wq)$", Part.ATTENTION, Hold.ROWS, "qkv_proj"),
     (rf"^{_ATTN}(k_proj|v_proj|wk|wv)$", Part.ATTENTION, Hold.KV, "qkv_proj"),
@@ -120,7 +123,7 @@ TEXT_RULES = _rules(
     # Experts, routers, shared experts.
     (r"(^|\.)experts\.", Part.EXPERT, Hold.EXPERTS),
     (r"^block_sparse_moe\.(input_linear|output_linear)$", Part.EXPERT, Hold.EXPERTS),
-    (r"e_score_correction_bias$|gate\.bias$|^moe\.router_bias$", Part.ROUTER, Hold.WHOLE, "", False, "F32"),
+    (r"(e_score_correction_bias|expert_bias|gate\.bias|router_bias)$", Part.ROUTER, Hold.WHOLE, "", False, "F32"),
     (r"^(mlp|block_sparse_moe|mixer|feed_forward|moe)\.(gate|router)(\.layer)?$", Part.ROUTER, Hold.WHOLE),
     (r"^router\.", Part.ROUTER, Hold.WHOLE),
     (rf"(^|\.)shared_experts?\.{_UPS}$", Part.SHARED_EXPERT, Hold.ROWS, "shared.gate_up_proj"),
