@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import inspect
 import os
 import sys
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -25,16 +23,11 @@ from formulas.units import human
 
 from . import report
 from .cache import Cache
-from .catalogue import demo_repos
 from .chain import Criteria, Judged, Verdict
-from .demohub import DemoHub
+from .desk import Desk, default_cache_dir, opened, read_text
 from .gates import GATES
-from .hub import Hub, connect
-from .local import Local
-from .pacing import Wait
 from .policy import KEYS, Policy, parse_policy
-from .repo import parse_repo_line
-from .survey import Line, survey
+from .survey import survey
 
 app = application("screen", "A shortlist of checkpoints, from what their headers say: no weights are downloaded.")
 
@@ -96,7 +89,7 @@ def run_command(
     """Screens candidates: a verdict a line, in the order of the lines."""
     if as_json + as_csv + as_markdown > 1:
         raise BadInput("--json, --csv, --markdown: expected one form of output, got several")
-    text = _read_text(policy) if policy else ""
+    text = read_text(policy) if policy else ""
     wanted = parse_policy(text, name=str(policy), flags=flags)
     with opened(demo, endpoint, token, cache_dir) as (desk, cache, all_of_them):
         lines = desk.lines(sources or all_of_them)
@@ -168,74 +161,6 @@ def cache_command(
     return YES
 
 
-class Desk:
-    """Where candidates are read: the Hub the user means, connected when one is first asked for, and local paths."""
-
-    def __init__(self, connect: Callable[[], Hub]):
-        self._connect = connect
-        self._hub: Hub | None = None
-
-    @property
-    def hub(self) -> Hub:
-        self._hub = self._hub or self._connect()
-        return self._hub
-
-    def close(self) -> None:
-        if self._hub is not None:
-            self._hub.close()
-
-    def lines(self, sources: Sequence[str]) -> list[Line]:
-        """A line for every candidate the sources name, in order. Raises BadInput for a source that is none."""
-        return [line for source in sources for line in self._lines(source)]
-
-    def _lines(self, source: str) -> Iterator[Line]:
-        path = Path(source)
-        if source == "-":
-            yield from self._listed(sys.stdin.read())
-        elif path.is_dir() or path.suffix == ".safetensors":
-            local = Local(path)
-            yield Line(local.repo, local.commit, local)
-        elif path.is_file():
-            yield from self._listed(_read_text(path))
-        else:
-            repo, revision = parse_repo_line(source)
-            yield Line(repo, revision, self.hub)
-
-    def _listed(self, text: str) -> Iterator[Line]:
-        """A line of a file that names no repo is a row of its own: the other lines are screened."""
-        for written in text.splitlines():
-            if not (named := written.partition("#")[0].strip()):
-                continue
-            try:
-                repo, revision = parse_repo_line(named)
-                yield Line(repo, revision, self.hub)
-            except BadInput as error:
-                yield Line(named, "", None, error)
-
-
-@contextlib.contextmanager
-def opened(
-    demo: bool, endpoint: str | None, token: str | None, cache_dir: Path | None
-) -> Iterator[tuple[Desk, Cache, list[str]]]:
-    """A desk, a cache, and the sources meant when none is named: of the demo Hub all repos, with a cache that ends
-    with it."""
-    with contextlib.ExitStack() as ending:
-        names: list[str] = []
-        if demo:
-            repos = demo_repos()
-            names = [repo.name for repo in repos]
-            endpoint, token = ending.enter_context(DemoHub(repos)).endpoint, ""
-            cache_dir = cache_dir or Path(ending.enter_context(tempfile.TemporaryDirectory(ignore_cleanup_errors=True)))
-        desk = Desk(lambda: connect(endpoint, token, on_event=_show_wait))
-        ending.callback(desk.close)
-        yield desk, Cache(cache_dir or default_cache_dir()), names
-
-
-def default_cache_dir() -> Path:
-    """Where the user's other caches are (XDG base directories)."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "checkpoint-toolkit"
-
-
 def exit_code(verdicts: Sequence[Verdict]) -> int:
     """4 if any repo could not be judged, else 0 if any is kept, else 3."""
     outcomes = {verdict.outcome for verdict in verdicts}
@@ -248,10 +173,6 @@ def _watched(items: Iterator[Judged], count: int, quiet: bool) -> Iterator[Judge
                      disable=quiet or not sys.stderr.isatty()))  # fmt: skip
 
 
-def _show_wait(wait: Wait) -> None:
-    tqdm.write(f"{wait.origin}: waiting {wait.seconds:.0f} s, {wait.because}", file=sys.stderr)
-
-
 def _facts_of(reference: str, desk: Desk, cache: Cache) -> Facts:
     """The facts of a reference checkpoint, read whole. Raises BadInput where it cannot be."""
     [item] = survey(desk.lines([reference]), Criteria(Policy(scan="ignore"), datetime.now(UTC)), cache)
@@ -260,13 +181,6 @@ def _facts_of(reference: str, desk: Desk, cache: Cache) -> Facts:
         because = error.message if error else decisive.because if decisive else "its headers were not reached"
         raise BadInput(f"--like {reference}: expected a checkpoint to compare with, got none; {because}")
     return item.verdict.facts
-
-
-def _read_text(path: Path) -> str:
-    try:
-        return path.read_text()
-    except (OSError, UnicodeDecodeError) as error:
-        raise BadInput(f"{path}: expected a text file, got {error}") from None
 
 
 def main() -> None:

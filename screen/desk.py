@@ -1,0 +1,109 @@
+"""Where candidates are read: the Hub the user means, a demo Hub, files of repo lines, local checkpoints.
+
+What the command lines of `screen` and `fit` share; environment and files enter through it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from tqdm import tqdm
+
+from formulas.errors import BadInput
+
+from .cache import Cache
+from .catalogue import demo_repos
+from .demohub import DemoHub
+from .hub import Hub, connect
+from .local import Local
+from .pacing import Wait
+from .repo import parse_repo_line
+from .survey import Line
+
+
+class Desk:
+    """Where candidates are read: the Hub the user means, connected when one is first asked for, and local paths."""
+
+    def __init__(self, connect: Callable[[], Hub]):
+        self._connect = connect
+        self._hub: Hub | None = None
+
+    @property
+    def hub(self) -> Hub:
+        self._hub = self._hub or self._connect()
+        return self._hub
+
+    def close(self) -> None:
+        if self._hub is not None:
+            self._hub.close()
+
+    def lines(self, sources: Sequence[str]) -> list[Line]:
+        """A line for every candidate the sources name, in order. Raises BadInput for a source that is none."""
+        return [line for source in sources for line in self._lines(source)]
+
+    def _lines(self, source: str) -> Iterator[Line]:
+        path = Path(source)
+        if source == "-":
+            yield from self._listed(sys.stdin.read())
+        elif path.is_dir() or path.suffix == ".safetensors":
+            local = Local(path)
+            yield Line(local.repo, local.commit, local)
+        elif path.is_file():
+            yield from self._listed(read_text(path))
+        else:
+            repo, revision = parse_repo_line(source)
+            yield Line(repo, revision, self.hub)
+
+    def _listed(self, text: str) -> Iterator[Line]:
+        """A line of a file that names no repo is a row of its own: the other lines are screened."""
+        for written in text.splitlines():
+            if not (named := written.partition("#")[0].strip()):
+                continue
+            try:
+                repo, revision = parse_repo_line(named)
+                yield Line(repo, revision, self.hub)
+            except BadInput as error:
+                yield Line(named, "", None, error)
+
+
+@contextlib.contextmanager
+def opened(
+    demo: bool, endpoint: str | None, token: str | None, cache_dir: Path | None
+) -> Iterator[tuple[Desk, Cache, list[str]]]:
+    """A desk, a cache, and the sources meant when none is named: of the demo Hub all repos, with a cache that ends
+    with it."""
+    with contextlib.ExitStack() as ending:
+        # Headers are millions of small objects and hold no cycles: looking for some would take half the time.
+        ending.callback(gc.set_threshold, *gc.get_threshold())
+        gc.set_threshold(1_000_000, 50, 50)
+        names: list[str] = []
+        if demo:
+            repos = demo_repos()
+            names = [repo.name for repo in repos]
+            endpoint, token = ending.enter_context(DemoHub(repos)).endpoint, ""
+            cache_dir = cache_dir or Path(ending.enter_context(tempfile.TemporaryDirectory(ignore_cleanup_errors=True)))
+        desk = Desk(lambda: connect(endpoint, token, on_event=_show_wait))
+        ending.callback(desk.close)
+        yield desk, Cache(cache_dir or default_cache_dir()), names
+
+
+def default_cache_dir() -> Path:
+    """Where the user's other caches are (XDG base directories)."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "checkpoint-toolkit"
+
+
+def _show_wait(wait: Wait) -> None:
+    tqdm.write(f"{wait.origin}: waiting {wait.seconds:.0f} s, {wait.because}", file=sys.stderr)
+
+
+def read_text(path: Path) -> str:
+    try:
+        return path.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadInput(f"{path}: expected a text file, got {error}") from None
