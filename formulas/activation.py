@@ -29,7 +29,7 @@ from .kv_states import Unstated
 from .schemes import Kind
 from .step import Shapes, kinds, need
 from .units import MIB
-from .workspaces import expert_workspace, runs_second, sampler_bytes, vision_bytes
+from .workspaces import counted_bytes, expert_workspace, runs_second, sampler_bytes, vision_bytes
 
 CUBLAS_HOPPER_BYTES = 32 * MIB
 CUBLAS_BYTES = 8_519_680
@@ -86,7 +86,8 @@ def activation(
     if not deployment.enforce_eager:
         runner = "second" if runs_second(geometry, deployment) else "first"
         compiled = int(coefficients[f"compile_{runner}_runner_mib"] * MIB)
-    return Activation(max(phases.values()) + compiled, phases, compiled)
+    kept = counted_bytes(shapes, rows)
+    return Activation(max(phases.values()) + compiled + kept, phases, compiled)
 
 
 def _phases(shapes: Shapes, rows: int) -> dict[str, int]:

@@ -62,6 +62,16 @@ def sampler_bytes(shapes: Shapes, rows: int) -> int:
     return rows * vocab * each + min(rows, STREAMING_PROCESSORS) * vocab * 4
 
 
+def counted_bytes(shapes: Shapes, rows: int) -> int:
+    """The second runner's token counts for penalties, by sequence and vocabulary: from 0.27 they are read off the card.
+
+    Source: vllm 0.33.0 v1/worker/gpu/sample/penalties.py:43. Earlier releases sum parts, and these are in none."""
+    if not (rules(shapes.deployment.release).consumed and runs_second(shapes.geometry, shapes.deployment)):
+        return 0
+    vocab = shapes.geometry.vocab_size or 0
+    return 4 * rows * (vocab + -(-vocab // 32))
+
+
 def runs_second(geometry: Geometry, deployment: Deployment) -> bool:
     """Whether the engine's second model runner serves this model; it samples in less memory."""
     which = rules(deployment.release).second_runner

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from formulas.activation import activation
-from formulas.budget import Budget, budget, capture_sizes, filled, gates
+from formulas.budget import Budget, budget, capture_sizes, filled, gates, graphs
 from formulas.cards import CARDS, Card, find_card
 from formulas.deployment import Deployment
 from formulas.errors import BadInput
@@ -94,10 +94,32 @@ def test_fitted_coefficients_are_rederived_from_their_points():
     pairs = [2.10, 2.07, 2.07, 2.09, 2.07, 2.06]
     more = statistics.median(pairs) * 1024 - fitted["non_torch_mib"]
     assert fitted["all_reduce_mib"] == pytest.approx(more, abs=5)
-    # LMCache#3430: an estimate of 0.52 GiB for Qwen3-8B with 256 sequences: 51 sizes, 35 of them decode-only too.
-    sizes = capture_sizes(256, 0)
-    captures = len(sizes) + sum(size <= 256 for size in sizes)
-    assert fitted["graph_mib"] == pytest.approx(0.52 * 1024 / captures, abs=0.01)
+    # "first-capture + (n-1) x per-graph" MiB as logged, (layers, largest batch): Qwen3-30B-A3B and gpt-oss-20b.
+    (few, first_few, each_few), (many, first_many, each_many) = (1024, 160, 4), (128, 66, 6)
+    token = (first_few - first_many) / (few - many)
+    assert fitted["graph_token_mib"] == pytest.approx(token, abs=1e-4)
+    assert fitted["graph_pool_mib"] == pytest.approx(first_many - many * token, abs=0.05)
+    assert fitted["graph_layer_mib"] == pytest.approx((each_many - each_few) / (48 - 24), abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("repo", "reported"), [("openai/gpt-oss-20b", 522_190_848), ("Qwen/Qwen3-30B-A3B", 203_423_744)]
+)
+def test_the_graph_estimate_is_the_logged_one(repo, reported):
+    path = SHARED / "configs" / repo.replace("/", "__") / "config.json"
+    if not path.exists():
+        pytest.skip("the shared data folder is not there")
+    asked = Deployment(version="0.25.1", max_num_seqs=64, max_num_batched_tokens=8192, capability="9.0")
+    found = graphs(parse_geometry(json.loads(path.read_text())), asked, coefficients())
+    assert found.bytes == pytest.approx(reported, rel=0.03)
+
+
+def test_capture_sizes_are_the_engines():
+    assert len(capture_sizes(64, 0)) == 19
+    assert capture_sizes(64, 0)[-1] == 128
+    assert len(capture_sizes(1024, 0)) == 51
+    assert len(capture_sizes(1024, 0, 1024)) == 83
+    assert capture_sizes(1, 3) == (1, 2, 4, 8)
 
 
 def test_cards_say_what_the_engine_sees_and_where_it_was_read():
