@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from formulas.errors import HubMisbehaved
@@ -111,22 +111,14 @@ def reconcile(index: Index | None, headers: Mapping[str, Header]) -> tuple[Probl
         held.update(dict.fromkeys(header.names, path))
     if twice:
         problems.append(_problem("twice", twice, "stored in two shards: {}; a loader keeps the one it reads last"))
-    if index is None or (index.shard_of == held and index.total_size is None):
+    if index is None:
         return tuple(problems)
     named = set(index.shards)
     missing = sorted(named - headers.keys())
     if missing:
         problems.append(_problem("shard_missing", missing, "shards the index names were not read: {}"))
-    lost = [name for name, path in index.shard_of.items() if name not in held and path in headers]
-    if lost:
-        problems.append(_problem("not_in_header", lost, "in the index but in no shard: {}"))
-    extra = [name for name in held if name not in index.shard_of]
-    if extra:
-        files = sorted({held[name] for name in extra})
-        problems.append(_problem("not_in_index", extra, f"in {_some(files)} but not in the index: {{}}"))
-    moved = [name for name, path in index.shard_of.items() if name in held and held[name] != path and path in headers]
-    if moved := [name for name in moved if name not in set(twice)]:
-        problems.append(_problem("wrong_shard", moved, "in another shard than the index says: {}"))
+    if index.shard_of != held:
+        problems += _placed_elsewhere(index, held, headers.keys(), set(twice))
     data_bytes = sum(header.data_bytes for path, header in headers.items() if path in named)
     if not missing and index.total_size not in (None, data_bytes):
         file_bytes = data_bytes + sum(8 + h.length for path, h in headers.items() if path in named)
@@ -134,6 +126,22 @@ def reconcile(index: Index | None, headers: Mapping[str, Header]) -> tuple[Probl
         text = f"the index states a total_size of {index.total_size}, its shards hold {data_bytes} bytes{how}"
         problems.append(Problem("total_size", 1, str(index.total_size), text))
     return tuple(problems)
+
+
+def _placed_elsewhere(
+    index: Index, held: Mapping[str, str], read: Container[str], twice: Container[str]
+) -> Iterator[Problem]:
+    """Tensors that are not where the index says, of the shards that were read."""
+    lost = [name for name, path in index.shard_of.items() if name not in held and path in read]
+    if lost:
+        yield _problem("not_in_header", lost, "in the index but in no shard: {}")
+    extra = [name for name in held if name not in index.shard_of]
+    if extra:
+        files = sorted({held[name] for name in extra})
+        yield _problem("not_in_index", extra, f"in {_some(files)} but not in the index: {{}}")
+    moved = [name for name, path in index.shard_of.items() if name in held and held[name] != path and path in read]
+    if moved := [name for name in moved if name not in twice]:
+        yield _problem("wrong_shard", moved, "in another shard than the index says: {}")
 
 
 def _unnumbered(paths: Iterable[str]) -> list[str]:

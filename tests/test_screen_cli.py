@@ -1,5 +1,6 @@
 """`screen` as a user runs it, on a demo Hub: rows, exit codes, duplicates, the cache, every form of output."""
 
+import contextlib
 import csv
 import io
 import json
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from formulas.console import run
+from screen.catalogue import headers_dir
 from screen.cli import app
 from screen.demofaults import Fault, Kind
 from screen.demofiles import Tensor, safetensors_file, small_repo
@@ -277,3 +279,102 @@ def test_interrupted_it_exits_130_soon_and_the_cache_serves_the_next_run(hub, tm
     assert again.returncode == 0
     assert first["cost"]["cached_headers"] == 5
     assert second["outcome"] == "keep"
+
+
+@pytest.fixture(scope="module")
+def catalogue():
+    """Every repo of the shipped catalogue, screened once: row by repo."""
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(io.StringIO()) as out:
+        patch.delenv("HF_ENDPOINT", raising=False)
+        code = run(app, ["--demo", "--json"])
+    rows = [json.loads(line) for line in out.getvalue().splitlines()]
+    assert code == 4
+    return {row["repo"]: row for row in rows}
+
+
+def found(row, gate):
+    return [(finding["outcome"], finding["because"]) for finding in row["findings"] if finding["gate"] == gate]
+
+
+once = pytest.mark.xdist_group("catalogue")  # the fixture takes a while: one worker for all that use it
+
+STORY = {
+    "RadixArk/Qwen3.8-Flash-Next-NVFP4": ("table", "note", "no ple_embedding_dtype"),
+    "ple-fixed/Qwen3.8-Flash-Next-NVFP4": ("twin-config", "note", "ple_embedding_dtype"),
+    "quant-mirrors/Qwen3.8-Flash-Next-NVFP4": ("duplicate", "reject", "RadixArk/Qwen3.8-Flash-Next-NVFP4@"),
+    "reap-lab/Qwen3.8-Flash-Next-REAP-448-NVFP4": ("experts", "reject", "448"),
+    "bryce-hoehn/Qwen3.5-25B-REAP-A3B-Coding": ("mtp", "note", "declares 1 MTP layer, the files have no MTP tensors"),
+    "requant/Qwen3.6-35B-A3B-FP8-mtp": ("index", "note", "mtp.safetensors but not in the index"),
+    "Qwen/Qwen3-8B-Instruct": ("duplicate", "reject", "Qwen/Qwen3-8B@"),
+    "oldtimer/llama-7b-finetune": ("safetensors", "reject", "only pickle weights"),
+}
+
+
+@once
+@pytest.mark.parametrize("name", STORY)
+def test_the_catalogue_tells_its_story(catalogue, name):
+    gate, outcome, words = STORY[name]
+    assert any(seen == outcome and words in because for seen, because in found(catalogue[name], gate))
+
+
+@once
+def test_the_catalogue_s_errors_are_told_apart(catalogue):
+    codes = {name: row["error"]["code"] for name, row in catalogue.items() if row["error"]}
+    assert codes == {
+        "unlucky/Qwen3-8B": "malformed_header", "meta-llama/Llama-3.1-8B": "gated",
+        "taken-down/Qwen3-8B-uncensored": "disabled", "gone/Qwen3.8-Flash-Next-NVFP4": "repo_not_found",
+        "in-house/Qwen3.8-Flash-Next-NVFP4": "repo_not_found",
+    }  # fmt: skip
+
+
+@once
+def test_a_table_declared_is_not_called_undeclared(catalogue):
+    assert found(catalogue["ple-fixed/Qwen3.8-Flash-Next-NVFP4"], "table") == []
+
+
+def gib(count):
+    return f"{count / GIB:.2f}"
+
+
+def check_flash_next(row):
+    """The published account of RadixArk/Qwen3.8-Flash-Next-NVFP4, to two places of GiB."""
+    facts = row["facts"]
+    cells = facts["census"]
+
+    def size(**wanted):
+        return sum(cell["bytes"] for cell in cells if all(cell[key] in value for key, value in wanted.items()))
+
+    assert (facts["shards"], facts["tensors"]) == (206, 296_475)
+    experts = size(stack=["main"], role=["expert", "shared_expert"])
+    rest = facts["tensor_bytes"] - facts["mtp"]["bytes"] - facts["ple"]["bytes"] - experts
+    parts = facts["tensor_bytes"], facts["mtp"]["bytes"], facts["ple"]["bytes"], experts, rest
+    assert list(map(gib, parts)) == ["125.87", "4.86", "47.75", "63.72", "9.55"]
+    assert facts["experts"] | {"layers": None} == {"declared": facts["experts"]["declared"], "found": 512,
+                                                   "layers": None, "uneven": {}}  # fmt: skip
+    assert list(facts["mtp"]["dtypes"]) == ["BF16"]
+    assert (facts["ple"]["format"], facts["ple"]["declared_dtype"]) == ("fp8", None)
+
+
+@once
+def test_flash_next_of_the_catalogue_has_the_published_figures(catalogue):
+    check_flash_next(catalogue["RadixArk/Qwen3.8-Flash-Next-NVFP4"])
+
+
+@pytest.mark.slow
+def test_recorded_headers_of_25_repos(hub, screen, tmp_path):
+    if not (DATA / "headers").is_dir():
+        pytest.skip("needs ../shared/data/headers: recorded headers of real checkpoints")
+    repos = headers_dir(DATA / "headers", DATA / "configs")
+    result = screen(hub(*repos), listed(tmp_path, *(repo.name for repo in repos)), "--json")
+    rows = {row["repo"]: row for row in result.rows}
+    assert list(rows) == [repo.name for repo in repos]
+    assert result.code == 0
+    check_flash_next(rows["RadixArk/Qwen3.8-Flash-Next-NVFP4"])
+    for name, row in rows.items():
+        bare = not (DATA / "configs" / name.replace("/", "__") / "config.json").exists()
+        assert row["outcome"] == ("unknown" if bare else "keep"), name
+        assert sum(cell["bytes"] for cell in row["facts"]["census"]) == row["facts"]["tensor_bytes"]
+    for name in ("bryce-hoehn/Qwen3.5-18B-REAP-A3B-Coding", "bryce-hoehn/Qwen3.5-25B-REAP-A3B-Coding"):
+        assert ("note", "config.json declares 1 MTP layer, the files have no MTP tensors; speculative decoding with it "
+                "cannot start") in found(rows[name], "mtp")  # fmt: skip
+    assert found(rows["MiniMaxAI/MiniMax-M2.7"], "shards")[0][0] == "note"
