@@ -75,11 +75,24 @@ def kv_specs(geometry: Geometry, deployment: Deployment, quantization: Quantizat
     dtype = None
     try:
         dtype = cache_dtype(geometry, deployment, quantization)
-        if dtype.reason:
-            raise Unstated(dtype.reason)
+        if reason := dtype.reason or _refusal(geometry, deployment, dtype):
+            raise Unstated(reason)
         return _layout(geometry, deployment, dtype, mode, tuple(reasons))
     except Unstated as unknown:
         return Layout((), 0, DEFAULT_BLOCK, dtype, False, mode, (*reasons, str(unknown)))
+
+
+def _refusal(geometry: Geometry, deployment: Deployment, dtype: CacheDtype) -> str | None:
+    """Why the engine refuses this cache, if it does (config/vllm.py, models/qwen4_exp/nvidia/qsa.py)."""
+    kinds = {layer.attention for layer in geometry.layer_kinds}
+    latent = bool(kinds & {Attention.MLA, Attention.DSA})
+    if latent and (dtype.name == "nvfp4" or dtype.name.endswith("_per_token_head")):
+        return f"KV cache dtype {dtype.name}: the engine refuses it for latent attention"
+    if Attention.QSA in kinds and dtype.name not in ("bfloat16", "fp8", "fp8_e4m3"):
+        return f"KV cache dtype {dtype.name}: the engine's QSA takes bfloat16, fp8 or fp8_e4m3"
+    if deployment.dcp > 1 and kinds & {Attention.SLIDING, Attention.CHUNKED}:
+        return "decode context parallel: the engine refuses it with sliding windows"
+    return None
 
 
 def state_mode(geometry: Geometry, deployment: Deployment) -> str:
@@ -251,7 +264,10 @@ def _latent_bytes(geometry: Geometry, dtype: CacheDtype) -> int:
 def _kv_heads(layer: Layer, deployment: Deployment) -> int:
     if layer.kv_heads is None:
         raise Unstated("no num_key_value_heads: the KV cache is unknown (pass --kv-heads)")
-    return max(1, layer.kv_heads // deployment.tp)
+    heads, ranks = layer.kv_heads, deployment.tp
+    if heads % ranks and ranks % max(heads, 1):
+        raise Unstated(f"{heads} key-value heads on {ranks} ranks: one must divide the other; the engine refuses")
+    return max(1, heads // ranks)
 
 
 def _token_bytes(layer: Layer, deployment: Deployment, dtype: CacheDtype) -> int:

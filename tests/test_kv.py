@@ -167,6 +167,25 @@ def test_an_unknown_attention_is_unknown():
     assert "pass --kv-heads" in plan(silent, Deployment(max_model_len=4096), 2**33).unmodelled[0]
 
 
+@pytest.mark.parametrize(
+    ("repo", "options"),
+    [
+        ("deepseek-ai/DeepSeek-V3", {"kv_cache_dtype": "nvfp4", "capability": "9.0"}),
+        (FLASH, {"kv_cache_dtype": "fp8_e5m2"}),
+        ("openai/gpt-oss-20b", {"dcp": 2, "tp": 2}),
+        ("Qwen/Qwen3-8B", {"tp": 3}),
+        ("Qwen/Qwen3-8B", {"kv_cache_dtype": "turboquant_4bit_nc"}),
+        ("Qwen/Qwen3-8B", {"mtp": 2}),
+        ("zai-org/GLM-5.1", {}),
+        ("Qwen/Qwen3-8B", {"version": "0.9.2"}),
+    ],
+)
+def test_what_the_engine_refuses_or_we_do_not_model_is_said(repo, options):
+    found = plan(geometry(repo), Deployment(max_model_len=4096, max_num_batched_tokens=2048, **options), 2**33)
+    assert found.unmodelled
+    assert found.tokens is None
+
+
 HYBRID = {
     "model_type": "qwen3_5_text", "num_hidden_layers": 16, "full_attention_interval": 4,
     "num_attention_heads": 24, "num_key_value_heads": 4, "head_dim": 256, "linear_num_key_heads": 16,
