@@ -25,7 +25,7 @@ def tower_buffers(place: Place) -> Iterator[Built]:
     qwen = ((v.model_type if v else None) or place.geometry.model_type or "").startswith("qwen")
     if v is not None and v.hidden_size and v.heads and qwen:
         size = (8192 * (v.hidden_size // v.heads // 2) * place.runtime.float_bytes,)
-        yield Built("vision", Part.VISION, Tensors(size, size))
+        yield Built("vision", Part.VISION, Tensors(size, size), buffer=True)
 
 
 def model_buffers(place: Place) -> Iterator[Built]:
@@ -33,14 +33,14 @@ def model_buffers(place: Place) -> Iterator[Built]:
     g = place.geometry
     if any(layer.owns_indexer for layer in g.layer_kinds) and g.indexer and g.indexer.topk:
         choice = (_tokens(place) * g.indexer.topk * 4,)  # tokens the indexer picks, shared by all layers
-        yield Built("main", Part.ATTENTION, Tensors(choice, choice))
+        yield Built("main", Part.ATTENTION, Tensors(choice, choice), buffer=True)
     if g.text_model_type == "gemma4_text" and g.per_layer_dim:
         size = (_tokens(place) * len(g.layers) * g.per_layer_dim * place.runtime.float_bytes, 2, 2, 2)
-        yield Built("main", Part.PLE, Tensors(size, size))
+        yield Built("main", Part.PLE, Tensors(size, size), buffer=True)
     heads = max((layer.heads or 0 for layer in g.layer_kinds), default=0)
     if heads and _attends_by_flashinfer(place):
         counter = (_tokens(place) * max(1, heads // place.tp) * 4,)
-        yield Built("main", Part.ATTENTION, Tensors(counter, counter))
+        yield Built("main", Part.ATTENTION, Tensors(counter, counter), buffer=True)
 
 
 def _attends_by_flashinfer(place: Place) -> bool:
@@ -71,10 +71,11 @@ def attention_buffers(place: Place, stack: str, layer: Layer, index: int, *, fir
     if first:
         for cache in rope_caches(g, d):
             size = (cache.size,)
-            yield Built("main", Part.ROPE_CACHE, Tensors(size, size), scratch=(cache.before, (cache.after,)))
+            scratch = (cache.before, (cache.after,))
+            yield Built("main", Part.ROPE_CACHE, Tensors(size, size), buffer=True, scratch=scratch)
     if stack == "main" and g.ngram and index + 1 in g.ngram.layers and table_is_pinned(d):
         ids = (_tokens(place) * ((g.ngram.size or 1) - 1) * (g.ngram.heads or 0) * 8,)
-        yield Built("main", Part.PLE, Tensors(ids, ids))
+        yield Built("main", Part.PLE, Tensors(ids, ids), buffer=True)
     if layer.attention is Attention.NONE:
         return
     scales = (4,) * (6 if d.release >= (0, 33, 0) else 4)
@@ -82,4 +83,4 @@ def attention_buffers(place: Place, stack: str, layer: Layer, index: int, *, fir
         scales += (_tokens(place) * (g.indexer.topk + (g.indexer.compress_ratio or 1)) * 4,)
     grouped = layer.attention in (Attention.FULL, Attention.SLIDING, Attention.CHUNKED)
     extra = (4, 4) if grouped and _scaled_attention(place) else ()
-    yield Built(stack, Part.ATTENTION, Tensors(scales + extra, scales))
+    yield Built(stack, Part.ATTENTION, Tensors(scales + extra, scales), buffer=True)

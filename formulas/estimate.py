@@ -244,7 +244,7 @@ def _per_rank(a: Account) -> PerRank:
         mtp_bytes=spent.drafter.bytes,
         ple_bytes=0 if on_host and held.host_pinned else held.by.get("ple", 0),
         host_pinned_bytes=held.host_pinned,
-        buffers_bytes=held.by.get("rope_cache", 0),
+        buffers_bytes=held.buffers,
         activation_bytes=spent.activation.bytes,
         non_torch_bytes=spent.non_torch.bytes,
         cudagraph_bytes=spent.graphs.bytes,

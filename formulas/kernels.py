@@ -332,8 +332,11 @@ def _mxfp4_experts(shape: ExpertShape, backend: Backend, wide: int) -> Tensors:
             n * up(hidden, 256) * up(inter // 32, 4),
         )
         return Tensors(created, weights + scales + tuple(2 * b for b in bias))
-    if backend is Backend.FLASHINFER_TRTLLM:
-        return Tensors(created, weights + scales + tuple(2 * b for b in bias))
+    if backend is Backend.FLASHINFER_TRTLLM and shape.biased:
+        # Row permutations of every distinct tensor shape are kept, and three F32 constants an expert.
+        shapes = {(rows, k) for rows, k in ((ups * inter, hidden), (hidden, inter)) for k in (k // 2, k // 32, 1)}
+        kept = (*(8 * rows for rows, _ in sorted(shapes)), 4 * n, 4 * n, 4 * n)
+        return Tensors(created, weights + scales + tuple(2 * b for b in bias) + kept)
     return Tensors(created, created)
 
 

@@ -34,13 +34,17 @@ def build(known: Iterable[Weight], place: Place, unmodelled: list[str]) -> Itera
     for key in sorted(layers, key=position):
         members = layers[key]
         if key[1] is None and key[0] == "main":
-            late = [w for w in members if w.name.split(".")[0] in tail]
+            late = [w for w in members if w.name.split(".")[0] in tail and place.stage == place.deployment.pp - 1]
             members = [w for w in members if w.name.split(".")[0] not in tail]
         if key[0] == "mtp" and late:
             yield from _layer("main", late, place, unmodelled)
             late = []
         if not _is_loaded(key[0], place) or not _is_own_stage(key, place):
             continue
+        if key == ("main", None) and place.stage:
+            # Later stages have no embedding, unless the last one needs it as its head.
+            is_head = place.geometry.tie_word_embeddings and place.stage == place.deployment.pp - 1
+            members = members if is_head else []
         modules = list(_layer(key[0], members, place, unmodelled))
         if key[1] is not None and key[0] in ("main", "mtp"):
             after = sum(module.part in (Part.ATTENTION, Part.LINEAR_ATTENTION) for module in modules)
@@ -77,15 +81,16 @@ def _is_own_stage(key: tuple[str, int | None], place: Place) -> bool:
     """Whether this rank's pipeline stage holds a layer. The first stages get fewer where they do not divide.
     Source: vllm 0.33.0 distributed/utils.py get_pp_indices."""
     stages, count = place.deployment.pp, len(place.geometry.layers)
+    if key[0] == "mtp":
+        return place.stage == stages - 1
     if stages == 1 or key[0] != "main" or key[1] is None:
         return True
     each, rest = divmod(count, stages)
     sizes = [each] * stages
     for i in range(2, rest + 2):  # the last stage carries the head: remaining layers go before it, from the back
         sizes[-i] += 1
-    stage = place.rank // place.deployment.tp % stages
-    start = sum(sizes[:stage])
-    return start <= key[1] < start + sizes[stage]
+    start = sum(sizes[: place.stage])
+    return start <= key[1] < start + sizes[place.stage]
 
 
 def _layer(stack: str, members: list[Weight], place: Place, unmodelled: list[str]) -> Iterator[Built]:

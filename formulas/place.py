@@ -18,6 +18,7 @@ class Built(NamedTuple):
     part: Part
     tensors: Tensors
     host: bool = False
+    buffer: bool = False  # made by the engine, not in the checkpoint
     scratch: tuple[Sizes, Sizes] = ((), ())  # freed before the tensors are allocated, and after
 
 
@@ -33,3 +34,8 @@ class Place(NamedTuple):
     @property
     def tp(self) -> int:
         return self.deployment.tp
+
+    @property
+    def stage(self) -> int:
+        """The pipeline stage of this rank."""
+        return self.rank // self.deployment.tp % self.deployment.pp

@@ -31,15 +31,12 @@ class RankWeights(NamedTuple):
     created_by: dict[str, int]  # as built, before kernels rearrange
     mtp_by: dict[str, int]  # what the drafter adds; empty without speculation
     host_pinned: int
+    buffers: int  # of `by`, what the engine made itself: rotary caches, scales, index buffers
     allocated: int | None  # "model loading took", target model alone
     mtp_allocated: int | None
     largest: int  # bytes of the largest single tensor
     evidence: str  # header | config
     unmodelled: tuple[str, ...]
-
-    @property
-    def weights_bytes(self) -> int | None:
-        return self.allocated
 
 
 def weights_of(facts: Facts, deployment: Deployment, rank: int = 0) -> RankWeights:
@@ -103,6 +100,7 @@ def _summary(built: list[Built], place: Place, evidence: str, unmodelled: tuple[
         created_by=dict(created),
         mtp_by=dict(drafter),
         host_pinned=host,
+        buffers=sum(sum(m.tensors.loaded) for m in on_card if m.buffer and m.stack != "mtp"),
         allocated=None if unmodelled else target,
         mtp_allocated=None if unmodelled else both - target,
         largest=max((max(m.tensors.loaded, default=0) for m in on_card), default=0),
