@@ -9,5 +9,5 @@ run() {
     case ${status:-0} in 0 | 3 | 4) unset status ;; *) exit "$status" ;; esac
 }
 
-run screen --demo --max-size 200GiB --experts 512 --model-types 'qwen4_exp*'
+run screen --demo --max-size 200GiB --experts 512 --model-types qwen4_exp
 run screen show --demo RadixArk/Qwen3.8-Flash-Next-NVFP4

@@ -2,8 +2,8 @@
 
     INFO     1 request         what the Hub says of the repo
     TREE     1 request or more every file: path, size, digest
-    CONFIG   1-3 small files   config.json, hf_quant_config.json, the index
-    HEADERS  1 request a shard every tensor: name, dtype, shape
+    CONFIG   1-2 small files   config.json, hf_quant_config.json
+    HEADERS  1 request a shard the index, and every tensor: name, dtype, shape
 
 All gates of a level run, because they cost nothing more and every reason is wanted; the repo stops after a level that
 rejected it. Nothing here does I/O: whoever buys the evidence hands it over as `Known`.
@@ -106,6 +106,7 @@ class Known:
     bundle: Bundle | None = None
     twin_bundle: Bundle | None = None  # the configs of the twin
     index: Index | None = None
+    index_broken: str | None = None  # why there is none, where there is such a file
     problems: tuple[Problem, ...] | None = None  # where the index and the headers disagree
     header_source: Source = Source.HEADER  # `api` where the Hub read the headers for us
     facts: Facts | None = None

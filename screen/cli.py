@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
 import typer
 from tqdm import tqdm
@@ -29,7 +29,8 @@ from .gates import GATES
 from .policy import KEYS, Policy, parse_policy
 from .survey import survey
 
-app = application("screen", "A shortlist of checkpoints, from what their headers say: no weights are downloaded.")
+app = application("screen", "A shortlist of checkpoints, from what their headers say: no weights are downloaded. "
+                  "`screen SOURCE...` makes one; `screen run --help` has its options.")  # fmt: skip
 
 Endpoint = Annotated[str | None, typer.Option(help="the Hub to ask [HF_ENDPOINT, else https://huggingface.co]")]
 Token = Annotated[str | None, typer.Option(help="access token [as huggingface_hub finds it]")]
@@ -52,13 +53,19 @@ def with_policy(command: Callable[..., Any]) -> Callable[..., Any]:
     options = [
         inspect.Parameter(
             key, inspect.Parameter.KEYWORD_ONLY, default=None,
-            annotation=Annotated[str | None, typer.Option(help=Policy.model_fields[key].description)],
+            annotation=Annotated[str | None, typer.Option(help=field.description, metavar=_form(key))],
         )
-        for key in KEYS
+        for key, field in Policy.model_fields.items()
     ]  # fmt: skip
     parameters = [*(parameter for name, parameter in own.items() if name != "flags"), *options]
     with_flags.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     return with_flags
+
+
+def _form(key: str) -> str:
+    """What a policy key takes, for its help."""
+    choices = [choice for choice in get_args(Policy.model_fields[key].annotation) if isinstance(choice, str)]
+    return "|".join(choices) or key.rpartition("_")[2].upper()
 
 
 @app.callback(invoke_without_command=True)

@@ -12,6 +12,7 @@ from formulas.units import human
 
 from .chain import Criteria, Evidence, Gate, Known
 from .findings import Answer, Source, among, note, passed, reject, some, unknown
+from .shards import ShardSet
 
 
 def pruned(found: int, wanted: int) -> str:
@@ -117,6 +118,35 @@ def table(known: Known, criteria: Criteria) -> Iterator[Answer]:
     )  # fmt: skip
 
 
+def complete(shards: ShardSet, promise: str) -> Answer:
+    """Whether every promised shard is there."""
+    missing, found = shards.missing, len(shards.shards)
+    if missing:
+        text = f"{len(missing)} shards that {promise} are missing: {some(missing)}"
+        return reject(text, found, found + len(missing), Source.TREE)
+    return passed(f"every shard is there that {promise}", found)
+
+
+def index_files(known: Known, criteria: Criteria) -> Iterator[Answer]:
+    if known.index_broken:
+        yield note(f"{known.index_broken}; shards are taken from the file list", None)
+    elif known.index is not None and known.shards is not None:
+        yield complete(known.shards, "the index names")
+
+
+def beside(known: Known, criteria: Criteria) -> Iterator[Answer]:
+    """Safetensors files that are not part of the model as it is loaded."""
+    if known.shards is None:
+        return
+    for files, what in ((known.shards.copies, "hold the weights once more"), (known.shards.adapters, "are adapters")):
+        if files:
+            paths = [entry.path for entry in files]
+            yield note(f"{some(paths)} {what} ({human(sum(entry.blob.size for entry in files))}), not counted", paths)
+    if known.shards.components and known.shards.shards:
+        folders = list(known.shards.components)
+        yield note(f"folders with models of their own, not counted: {some(folders)}", folders)
+
+
 def index(known: Known, criteria: Criteria) -> Iterator[Answer]:
     """Where the index and the headers tell different stories."""
     if known.problems is None:
@@ -200,6 +230,8 @@ def _patterns(names: set[str]) -> tuple[int, list[str]]:
 HEADERS, HEADER = Evidence.HEADERS, Source.HEADER
 
 GATES: tuple[Gate, ...] = (
+    Gate("index-files", HEADERS, Source.CONFIG, index_files, "the files the index names, against the tree"),
+    Gate("beside", HEADERS, Source.TREE, beside, "safetensors files that neither index nor names count as weights"),
     Gate("index", HEADERS, HEADER, index, "tensors by shard, against the index", ("unindexed",)),
     Gate("experts", HEADERS, HEADER, experts, "experts counted in every layer, against config, policy and reference",
          ("experts",)),

@@ -17,7 +17,7 @@ from .chain import CONFIG_FILES, Bundle, Evidence, Known, Page
 from .findings import Source as Rests
 from .header import Header
 from .headers import read_headers, read_headers_in_one
-from .repo import Entry, Revision
+from .repo import Entry, Revision, is_commit
 from .shards import INDEX, Index, parse_index, reconcile, shard_set
 from .source import ModelInfo, Source
 from .transport import Cost
@@ -50,7 +50,10 @@ def _page(known: Known, source: Source, cost: Cost) -> Known:
     found = source.resolve(known.repo, known.revision, cost)
     if found.info.disabled:
         raise AccessDenied(f"{known.repo}: the Hub has disabled this repo; nobody can read it", code="disabled")
-    return replace(known, canonical=found.canonical, commit=found.revision.commit, page=page(found.info))
+    commit = found.revision.commit
+    # A folder on this machine states no commit.
+    return replace(known, canonical=found.canonical, commit=commit if is_commit(commit) else None,
+                   page=page(found.info))  # fmt: skip
 
 
 def page(info: ModelInfo) -> Page:
@@ -81,24 +84,17 @@ def _tree(known: Known, source: Source, cost: Cost) -> Known:
 
 
 def _configs(known: Known, source: Source, cost: Cost, cache: Cache) -> Known:
-    if known.tree is None:
-        return known
     files: dict[str, Mapping[str, Any]] = {}
     broken: dict[str, str] = {}
-    index: Index | None = None
-    for path in (*CONFIG_FILES, INDEX):
-        if (entry := known.tree.find(path)) is None:
+    for path in CONFIG_FILES:
+        if known.tree is None or (entry := known.tree.find(path)) is None:
             continue
         data = _small_file(known, source, entry, cost, cache)
         try:
-            if path == INDEX:
-                index = parse_index(data)
-            else:
-                files[path] = parse_config(data, name=path)
+            files[path] = parse_config(data, name=path)
         except HubMisbehaved as error:
             broken[path] = error.message
-    bundle, shards = Bundle(files, broken), shard_set(known.tree, index)
-    known = replace(known, bundle=bundle, index=index, shards=shards)
+    known = replace(known, bundle=Bundle(files, broken))
     return replace(known, facts=_facts(known, None))
 
 
@@ -116,7 +112,9 @@ def _small_file(known: Known, source: Source, entry: Entry, cost: Cost, cache: C
 
 
 def _headers(known: Known, source: Source, cost: Cost, means: Means) -> Known:
-    if known.shards is None:
+    """The index, and if every shard it names is there, their headers."""
+    known = _indexed(known, source, cost, means.cache)
+    if known.shards is None or known.shards.missing:
         return known
     wanted, index, found = known.shards.shards, known.index, None
     named = [entry for entry in wanted if entry not in known.shards.strays]
@@ -135,6 +133,18 @@ def _headers(known: Known, source: Source, cost: Cost, means: Means) -> Known:
         headers[path] = header
     problems = reconcile(index, headers)
     return replace(known, header_source=rests, problems=problems, facts=_facts(known, headers))
+
+
+def _indexed(known: Known, source: Source, cost: Cost, cache: Cache) -> Known:
+    """The index: read here because it is the size of the headers, which many repos never come to."""
+    if known.tree is None or (entry := known.tree.find(INDEX)) is None:
+        return known
+    data = _small_file(known, source, entry, cost, cache)
+    try:
+        index = parse_index(data)
+    except HubMisbehaved as error:
+        return replace(known, index_broken=error.message)
+    return replace(known, index=index, shards=shard_set(known.tree, index))
 
 
 def _placed(index: Index) -> dict[str, list[str]]:

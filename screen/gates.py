@@ -15,7 +15,7 @@ from formulas.units import human
 from . import contents
 from .chain import CONFIG_FILES, Criteria, Evidence, Gate, Known
 from .findings import Answer, Outcome, Source, among, note, passed, reject, some, unknown
-from .shards import INDEX, ShardSet
+from .shards import INDEX
 
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
 _OTHER_WEIGHTS = {".gguf": "GGUF", ".onnx": "ONNX", ".h5": "Keras", ".msgpack": "Flax", ".npz": "NumPy"}
@@ -32,7 +32,7 @@ def access(known: Known, criteria: Criteria) -> Iterator[Answer]:
     elif page.gated:
         yield note("access to the files has to be requested on the repo's page", page.gated)
     else:
-        yield passed("private, readable with this token" if page.private else "public", "open")
+        yield passed("private, readable with this token" if page.private else "no request for access is needed", "open")
 
 
 def licence(known: Known, criteria: Criteria) -> Iterator[Answer]:
@@ -100,18 +100,10 @@ def numbering(known: Known, criteria: Criteria) -> Iterator[Answer]:
     """What the numbers in the names promise; where there is an index that decides, so a gap is a note."""
     if known.shards is None or known.tree is None or len(known.shards.shards) + len(known.shards.missing) < 2:
         return
-    answer = _complete(known.shards, "the shard numbers promise")
+    answer = contents.complete(known.shards, "the shard numbers promise")
     if answer.outcome is Outcome.REJECT and known.tree.find(INDEX) is not None:
         answer = answer._replace(outcome=Outcome.NOTE)
     yield answer
-
-
-def _complete(shards: ShardSet, promise: str) -> Answer:
-    missing, found = shards.missing, len(shards.shards)
-    if missing:
-        text = f"{len(missing)} shards that {promise} are missing: {some(missing)}"
-        return reject(text, found, found + len(missing), Source.TREE)
-    return passed(f"every shard is there that {promise}", found)
 
 
 def size(known: Known, criteria: Criteria) -> Iterator[Answer]:
@@ -134,7 +126,7 @@ def duplicate(known: Known, criteria: Criteria) -> Iterator[Answer]:
     if twin is None:
         return
     if twin.differs:
-        yield note(f"the same weights as {twin.short}, byte for byte; {' and '.join(twin.differs)} differ", twin.name)
+        yield note(f"the same weights as {twin.short}, byte for byte; not the same {some(twin.differs)}", twin.name)
     elif not twin.readable:
         yield note(f"byte for byte the same checkpoint as {twin.short}, which cannot be read", twin.name)
     elif criteria.policy.duplicates == "drop":
@@ -161,8 +153,7 @@ def config(known: Known, criteria: Criteria) -> Iterator[Answer]:
     if bundle is None:
         return
     for path, problem in sorted(bundle.broken.items()):
-        answer = unknown if path in CONFIG_FILES else note
-        yield answer(f"{path}: {problem}; what it says is not known", None)
+        yield unknown(f"{problem}; what {path} says is not known", None)
     if "config.json" in bundle.files:
         yield passed("config.json is readable", "config.json")
     elif "config.json" not in bundle.broken:
@@ -180,8 +171,8 @@ def twin_config(known: Known, criteria: Criteria) -> Iterator[Answer]:
                     for bundle in (known.bundle, known.twin_bundle))  # fmt: skip
     differing = sorted(key for key in ours.keys() | theirs.keys() if ours.get(key) != theirs.get(key))
     changes = {key: {"here": ours.get(key), "there": theirs.get(key)} for key in differing}
-    what = f"differs in {some(differing)}" if differing else "differs in spelling only"
-    yield note(f"with the weights of {known.twin.short}, {' and '.join(paths)} {what}", changes)
+    what = some([key.removeprefix("config.json.") for key in differing]) or "spelling only"
+    yield note(f"with the weights of {known.twin.short}, the config differs in {what}", changes)
 
 
 def _flat(value: Mapping[str, Any], path: str = "") -> dict[str, Any]:
@@ -230,24 +221,6 @@ def method(known: Known, criteria: Criteria) -> Iterator[Answer]:
     yield from among("quantisation method", seen and [seen], criteria.policy.methods, criteria.policy.deny_methods)
 
 
-def index_files(known: Known, criteria: Criteria) -> Iterator[Answer]:
-    if known.index is not None and known.shards is not None:
-        yield _complete(known.shards, "the index names")
-
-
-def beside(known: Known, criteria: Criteria) -> Iterator[Answer]:
-    """Safetensors files that are not part of the model as it is loaded."""
-    if known.shards is None:
-        return
-    for files, what in ((known.shards.copies, "hold the weights once more"), (known.shards.adapters, "are adapters")):
-        if files:
-            paths = [entry.path for entry in files]
-            yield note(f"{some(paths)} {what} ({human(sum(entry.blob.size for entry in files))}), not counted", paths)
-    if known.shards.components and known.shards.shards:
-        folders = list(known.shards.components)
-        yield note(f"folders with models of their own, not counted: {some(folders)}", folders)
-
-
 def declared_experts(known: Known, criteria: Criteria) -> Iterator[Answer]:
     """A config that says itself that experts were removed costs no header."""
     declared = known.facts.experts.declared if known.facts and known.facts.experts else None
@@ -279,7 +252,5 @@ GATES: tuple[Gate, ...] = (
     Gate("method", CONFIG, Source.CONFIG, method, "config.json or hf_quant_config.json: quantisation method",
          ("methods", "deny_methods")),
     Gate("declared-experts", CONFIG, Source.CONFIG, declared_experts, "config.json: experts a layer", ("experts",)),
-    Gate("index-files", CONFIG, Source.CONFIG, index_files, "the files the index names, against the tree"),
-    Gate("beside", CONFIG, Source.TREE, beside, "safetensors files that neither index nor names count as weights"),
     *contents.GATES,
 )  # fmt: skip
