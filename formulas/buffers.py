@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from .geometry import Attention, Layer
+from .geometry import Attention, Ffn, Layer
 from .kernels import Tensors
 from .kv_dtypes import cache_dtype
 from .ngram import table_is_pinned
@@ -28,12 +28,22 @@ def tower_buffers(place: Place) -> Iterator[Built]:
         yield Built("vision", Part.VISION, Tensors(size, size), buffer=True)
 
 
+def sees(place: Place) -> bool:
+    """Whether images are served, and so the vision tower loaded."""
+    d = place.deployment
+    off = d.limit_mm_per_prompt and all(d.limit_mm_per_prompt.get(kind) == 0 for kind in ("image", "video"))
+    return not (d.language_model_only or off)
+
+
 def model_buffers(place: Place) -> Iterator[Built]:
     """Buffers of the whole model: an indexer's choice, Gemma 4's per-layer inputs (models/gemma4.py), a counter."""
     g = place.geometry
     if any(layer.owns_indexer for layer in g.layer_kinds) and g.indexer and g.indexer.topk:
         choice = (_tokens(place) * g.indexer.topk * 4,)  # tokens the indexer picks, shared by all layers
         yield Built("main", Part.ATTENTION, Tensors(choice, choice), buffer=True)
+    if g.vision is not None and g.vision.deepstack and sees(place):
+        size = (_tokens(place) * (g.hidden_size or 0) * place.runtime.float_bytes,) * len(g.vision.deepstack)
+        yield Built("main", Part.OTHER, Tensors(size, size), buffer=True)
     if g.text_model_type == "gemma4_text" and g.per_layer_dim:
         size = (_tokens(place) * len(g.layers) * g.per_layer_dim * place.runtime.float_bytes, 2, 2, 2)
         yield Built("main", Part.PLE, Tensors(size, size), buffer=True)
@@ -48,6 +58,8 @@ def _attends_by_flashinfer(place: Place) -> bool:
     Source: vllm 0.33.0 platforms/cuda.py priorities and the backends' own checks, run per capability."""
     family = place.runtime.sm // 10 * 10
     g, kinds = place.geometry, {layer.attention for layer in place.geometry.layer_kinds}
+    if (g.text_model_type or "").startswith("gemma4"):  # image tokens attend both ways, which FlashInfer does not do
+        return False
     if not place.runtime.has("flashinfer") or not kinds & {Attention.FULL, Attention.SLIDING, Attention.CHUNKED}:
         return False
     if family in (100, 110):
@@ -81,6 +93,12 @@ def attention_buffers(place: Place, stack: str, layer: Layer, index: int, *, fir
     scales = (4,) * (6 if d.release >= (0, 33, 0) else 4)
     if layer.attention is Attention.QSA and g.indexer and g.indexer.topk:
         scales += (_tokens(place) * (g.indexer.topk + (g.indexer.compress_ratio or 1)) * 4,)
+    if g.text_model_type == "gemma4_text":  # norms without a weight keep one of ones: of values, and of the router
+        ones = () if layer.shares_kv else ((layer.head_dim or 0) * place.runtime.float_bytes,)
+        yield Built(stack, Part.ATTENTION, Tensors(ones, ones), buffer=True)
+        if layer.ffn is Ffn.BOTH:
+            ones = ((g.hidden_size or 0) * place.runtime.float_bytes, place.runtime.float_bytes)
+            yield Built(stack, Part.ROUTER, Tensors(ones, ones), buffer=True)
     grouped = layer.attention in (Attention.FULL, Attention.SLIDING, Attention.CHUNKED)
     extra = (4, 4) if grouped and _scaled_attention(place) else ()
     yield Built(stack, Part.ATTENTION, Tensors(scales + extra, scales), buffer=True)

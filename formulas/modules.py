@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from math import prod
 
 from .architectures import FAMILIES, Unexpected, ngram_rows
-from .buffers import attention_buffers, model_buffers, tower_buffers
+from .buffers import attention_buffers, model_buffers, sees, tower_buffers
 from .geometry import Attention
 from .kernels import ExpertShape, Tensors, cdiv, expert_refusal, expert_tensors, linear_tensors, up
 from .ngram import table_format, table_is_pinned
@@ -70,11 +70,9 @@ def _is_loaded(stack: str, place: Place) -> bool:
     d = place.deployment
     if stack == "mtp":
         return d.mtp > 0
-    if stack in ("vision", "audio"):
-        wanted = ("image", "video") if stack == "vision" else ("audio",)
-        off = d.limit_mm_per_prompt and all(d.limit_mm_per_prompt.get(kind) == 0 for kind in wanted)
-        return not (d.language_model_only or off)
-    return True
+    if stack == "vision":
+        return sees(place)
+    return stack != "audio" or not (d.language_model_only or d.limit_mm_per_prompt.get("audio") == 0)
 
 
 def _is_own_stage(key: tuple[str, int | None], place: Place) -> bool:
@@ -145,7 +143,7 @@ def _module(stack: str, name: str, parts: list[tuple[Weight, Rule]], place: Plac
         outs.append(-sum(outs) % 16)
     biased = any(w.bias for w, _ in parts) and not _is_empty_bias(first, place)
     runtime = place.runtime
-    if rule.part is Part.ROUTER and place.geometry.text_model_type in _ROUTER_F32:
+    if rule.part is Part.ROUTER and _routes_in_f32(place):
         runtime = runtime._replace(float_bytes=4)
     tensors = linear_tensors(scheme, outs, inner, biased, runtime)
     if name == "kv_b_proj" or first.name.endswith(".kv_b_proj"):
@@ -266,6 +264,12 @@ def _norm_rows(weight: Weight, rows: int, place: Place) -> int:
 
 _ROUTER_F32 = frozenset({"minimax_m2", "glm4_moe", "glm4_moe_text", "step3p5", "ernie4_5_moe", "mimo_v2_flash"})
 """Model types whose router weight the engine keeps in F32 (vllm 0.33.0 model files, GateLinear params_dtype)."""
+
+
+def _routes_in_f32(place: Place) -> bool:
+    """Nemotron's routers are F32 too where the card has no kernel that accumulates so (fused_moe/router/gate_linear.py)."""
+    kind = place.geometry.text_model_type
+    return kind in _ROUTER_F32 or (kind == "nemotron_h" and place.runtime.sm // 10 not in (9, 10, 11))
 
 
 def _engine_bytes(weight: Weight, rule: Rule, place: Place) -> int:
