@@ -6,10 +6,12 @@ from collections import defaultdict
 from collections.abc import Mapping
 from concurrent.futures import Executor
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from formulas.errors import AccessDenied, HeaderError, HubMisbehaved
 from formulas.facts import Facts
+from formulas.geometry import overridden
 
 from .cache import Cache, Kind, file_key
 from .census import derive, parse_config
@@ -27,10 +29,11 @@ ONE_REQUEST_FROM = 4  # shards: fewer cost less by a range each, which says more
 
 
 class Means(NamedTuple):
-    """What evidence is bought with: the cache, and threads that read shards."""
+    """What evidence is bought with: the cache, threads that read shards, and what overrides every config.json."""
 
     cache: Cache
     shards: Executor
+    overrides: Mapping[str, Any] = MappingProxyType({})
 
 
 def buy(level: Evidence, known: Known, source: Source, cost: Cost, means: Means) -> Known:
@@ -41,7 +44,7 @@ def buy(level: Evidence, known: Known, source: Source, cost: Cost, means: Means)
         case Evidence.TREE:
             return _tree(known, source, cost)
         case Evidence.CONFIG:
-            return _configs(known, source, cost, means.cache)
+            return _configs(known, source, cost, means)
         case Evidence.HEADERS:
             return _headers(known, source, cost, means)
 
@@ -83,17 +86,19 @@ def _tree(known: Known, source: Source, cost: Cost) -> Known:
     return replace(known, facts=_facts(known, None))
 
 
-def _configs(known: Known, source: Source, cost: Cost, cache: Cache) -> Known:
+def _configs(known: Known, source: Source, cost: Cost, means: Means) -> Known:
     files: dict[str, Mapping[str, Any]] = {}
     broken: dict[str, str] = {}
     for path in CONFIG_FILES:
         if known.tree is None or (entry := known.tree.find(path)) is None:
             continue
-        data = _small_file(known, source, entry, cost, cache)
+        data = _small_file(known, source, entry, cost, means.cache)
         try:
             files[path] = parse_config(data, name=path)
         except HubMisbehaved as error:
             broken[path] = error.message
+    if means.overrides and "config.json" in files:
+        files["config.json"] = overridden(files["config.json"], means.overrides)
     known = replace(known, bundle=Bundle(files, broken))
     return replace(known, facts=_facts(known, None))
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from formulas.errors import ToolkitError
 
@@ -79,11 +79,15 @@ Originals = dict[tuple[str, ...], list[_Original]]
 """Earlier candidates by the digests of their weights."""
 
 
-def survey(lines: Sequence[Line], criteria: Criteria, cache: Cache) -> Iterator[Judged]:
-    """A verdict a line, in the order of the lines. Left early, it starts nothing more; what was read stays cached."""
+def survey(
+    lines: Sequence[Line], criteria: Criteria, cache: Cache, overrides: Mapping[str, Any] | None = None
+) -> Iterator[Judged]:
+    """A verdict a line, in the order of the lines. Left early, it starts nothing more; what was read stays cached.
+
+    `overrides` are laid over every config.json, as the engine's --hf-overrides."""
     repos = ThreadPoolExecutor(REPOS_AT_ONCE, thread_name_prefix="repo")
     shards = ThreadPoolExecutor(SHARDS_AT_ONCE, thread_name_prefix="shard")
-    means = Means(cache, shards)
+    means = Means(cache, shards, overrides or {})
     originals: Originals = {}
     studies: deque[Future[Case]] = deque()
     try:
