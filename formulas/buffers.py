@@ -97,8 +97,8 @@ def attention_buffers(place: Place, stack: str, layer: Layer, index: int, *, fir
         ones = () if layer.shares_kv else ((layer.head_dim or 0) * place.runtime.float_bytes,)
         yield Built(stack, Part.ATTENTION, Tensors(ones, ones), buffer=True)
         if layer.ffn is Ffn.BOTH:
-            ones = ((g.hidden_size or 0) * place.runtime.float_bytes, place.runtime.float_bytes)
-            yield Built(stack, Part.ROUTER, Tensors(ones, ones), buffer=True)
+            router = ((g.hidden_size or 0) * place.runtime.float_bytes, place.runtime.float_bytes)
+            yield Built(stack, Part.ROUTER, Tensors(router, router), buffer=True)
     grouped = layer.attention in (Attention.FULL, Attention.SLIDING, Attention.CHUNKED)
     extra = (4, 4) if grouped and _scaled_attention(place) else ()
     yield Built(stack, Part.ATTENTION, Tensors(scales + extra, scales), buffer=True)

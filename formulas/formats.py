@@ -34,7 +34,8 @@ def assign(weights: Iterable[Weight], method: str | None, config: Mapping[str, A
     skipped = matcher(ignore)
     found = []
     for weight in weights:
-        quantised = is_matrix(weight) and not skipped(weight)
+        tower = method == "fp8" and weight.stack == "vision" and _FP8_TOWER.match(weight.name)
+        quantised = tower or (is_matrix(weight) and not skipped(weight))
         found.append(weight._replace(scheme=formats.scheme(weight)) if quantised else weight)
     return found, formats.unmodelled
 
@@ -42,6 +43,11 @@ def assign(weights: Iterable[Weight], method: str | None, config: Mapping[str, A
 def is_matrix(weight: Weight) -> bool:
     """Whether an engine would build this weight as a linear layer that can be quantised."""
     return len(weight.shape) == 2 and not _NEVER.search(weight.name) and weight.stack in ("main", "mtp")
+
+
+# Pixtral's tower is built with the model's FP8 config, whose ignore list vllm 0.33.0 compares with whole names only
+# (quantization/fp8.py, ignored_layers_match_mode): an entry for the tower does not spare its layers.
+_FP8_TOWER = re.compile(r"^(attention\.[qkvo]_proj|feed_forward\.(gate|up|down)_proj|multi_modal_projector\.linear_\d)$")
 
 
 def spellings(weight: Weight) -> list[str]:

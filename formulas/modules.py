@@ -267,7 +267,7 @@ _ROUTER_F32 = frozenset({"minimax_m2", "glm4_moe", "glm4_moe_text", "step3p5", "
 
 
 def _routes_in_f32(place: Place) -> bool:
-    """Nemotron's routers are F32 too where the card has no kernel that accumulates so (fused_moe/router/gate_linear.py)."""
+    """Nemotron's are too where the card has no kernel that accumulates in F32 (fused_moe/router/gate_linear.py)."""
     kind = place.geometry.text_model_type
     return kind in _ROUTER_F32 or (kind == "nemotron_h" and place.runtime.sm // 10 not in (9, 10, 11))
 
