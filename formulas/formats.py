@@ -47,7 +47,7 @@ def is_matrix(weight: Weight) -> bool:
 
 # Pixtral's tower is built with the model's FP8 config, whose ignore list vllm 0.33.0 compares with whole names only
 # (quantization/fp8.py, ignored_layers_match_mode): an entry for the tower does not spare its layers.
-_FP8_TOWER = re.compile(r"^(attention\.[qkvo]_proj|feed_forward\.(gate|up|down)_proj|multi_modal_projector\.linear_\d)$")
+_FP8_TOWER = re.compile(r"^(attention\.[qkvo]|feed_forward\.(gate|up|down))_proj$|^multi_modal_projector\.linear_\d$")
 
 
 def spellings(weight: Weight) -> list[str]:
