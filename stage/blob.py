@@ -151,6 +151,8 @@ class Incoming:
                 if path.exists():
                     path.chmod(0o644)  # read-only if a run died between that and the rename
                 self.fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+                if os.fstat(self.fd).st_size > self.size:
+                    os.ftruncate(self.fd, self.size)
             return self.fd
 
     def close(self) -> None:

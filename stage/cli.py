@@ -121,7 +121,7 @@ def run_command(
         targets = _targets(repos, verdicts, lock)
         order.store.create()
         with hold(order.store.lock_path, wait_seconds=lock_wait, on_wait=_waits_for_lock(show)):
-            order.store.compact()
+            order.store.tidy()
             for repo, revision in targets:
                 try:
                     folder = stage(order, repo, revision, show)

@@ -15,7 +15,18 @@ from screen.repo import is_commit
 
 from .manifest import File, Manifest
 from .plan import case_clash
-from .store import Store, digest_file, folds_case, look, make_folder, same, sync_folder, temporary_name, write_file
+from .store import (
+    Store,
+    digest_file,
+    folds_case,
+    is_temporary,
+    look,
+    make_folder,
+    same,
+    sync_folder,
+    temporary_name,
+    write_file,
+)
 
 How = Literal["hard link", "reflink", "copy"]
 _FICLONE = 0x40049409  # linux/fs.h: share the blocks of another file, copy on write
@@ -32,6 +43,9 @@ def lay_out(store: Store, manifest: Manifest, folder: Path, ways: tuple[How, ...
     if clash and folds_case(folder):
         raise BadInput(f"{folder}: expected names it can tell apart, got {clash[0]} and {clash[1]}; it folds case")
     used: How = ways[0]
+    for path in {(folder / file.path).parent for file in manifest.files}:
+        for left in (left for left in path.glob(".*.tmp") if is_temporary(left)):
+            left.unlink()  # of a run that was killed here
     for file in manifest.files:
         how = place(store.blob(file.oid), folder / file.path, ways)
         used = max(used, how, key=_COSTS.index)

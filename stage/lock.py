@@ -1,7 +1,7 @@
 """One writer per store: a lock file that names its owner, is waited for with a bound, and outlives no dead owner.
 
-Made by O_EXCL, which holds on cluster file systems where `flock` succeeds for everybody. Nothing depends on it for
-correctness: a lock that is taken wrongly costs bytes fetched twice, since digests decide and names appear by rename.
+Made by `link` or O_EXCL, which hold on cluster file systems where `flock` succeeds for everybody. Nothing depends on
+it for correctness: a lock taken wrongly costs bytes fetched twice, since digests decide and names appear by rename.
 """
 
 from __future__ import annotations
@@ -89,20 +89,34 @@ def is_dead(owner: Owner | None, path: Path) -> bool:
 
 
 def _make(path: Path, me: Owner) -> bool:
+    """Whether the lock is ours now: a file that names us, given the lock's name where there is none by that name."""
+    text, mine = json.dumps(me._asdict()).encode(), _temporary(path)
+    mine.write_bytes(text)
     try:
-        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
+        os.link(mine, path)
+        return True
     except FileExistsError:
         return False
-    try:
-        os.write(fd, json.dumps(me._asdict()).encode())
+    except OSError:  # no hard links here: the name first, who it is a moment later
+        with contextlib.suppress(FileExistsError):
+            fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
+            try:
+                os.write(fd, text)
+            finally:
+                os.close(fd)
+            return True
+        return False
     finally:
-        os.close(fd)
-    return True
+        mine.unlink()
+
+
+def _temporary(path: Path) -> Path:
+    return path.with_name(f".{path.name}.{secrets.token_hex(6)}.tmp")
 
 
 def _remove_stale(path: Path, owner: Owner | None) -> None:
     """Removes a dead owner's lock, but not the lock of somebody who was quicker to do so."""
-    aside = path.with_name(f".{path.name}.{secrets.token_hex(6)}.tmp")
+    aside = _temporary(path)
     try:
         os.rename(path, aside)
     except FileNotFoundError:
@@ -128,7 +142,7 @@ def _mtime(path: Path) -> float | None:
 
 def _age(path: Path) -> float:
     """Seconds since the last heartbeat, by the clock of the file system and not by that of this machine."""
-    probe = path.with_name(f".{path.name}.{secrets.token_hex(6)}.tmp")
+    probe = _temporary(path)
     probe.touch()
     try:
         return probe.stat().st_mtime - (_mtime(path) or float("inf"))

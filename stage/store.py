@@ -14,6 +14,7 @@ import contextlib
 import errno
 import hashlib
 import os
+import re
 import secrets
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -29,6 +30,7 @@ from .plan import Candidate, Presence
 from .spans import clip
 
 FORMAT = b"1\n"
+_TEMPORARY = re.compile(r"\..*\.[0-9a-f]{12}\.tmp")
 READ_BYTES = 1 << 18  # stays in a core's cache between the copy from the kernel and the hash
 _NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV}
 
@@ -47,12 +49,21 @@ class Store:
         found = self.read_format()
         if found not in (None, FORMAT):
             raise BadInput(f"store {self.root}: expected format 1, got {found!r:.40}; it needs a newer stage")
-        if found is None and self.root.is_dir() and any(self.root.iterdir()):
-            raise BadInput(f"store {self.root}: expected a store or an empty folder, got a folder of other files")
-        for folder in (self.blobs, self.partials, self.snapshots, self.manifests_root, self.refs_root):
-            folder.mkdir(parents=True, exist_ok=True)
         if found is None:
+            if self.root.is_dir() and not all(map(is_temporary, self.root.iterdir())):
+                raise BadInput(f"store {self.root}: expected a store or an empty folder, got a folder of other files")
             write_file(self.root / "format", FORMAT)
+        for folder in (self.blobs, self.partials, self.snapshots, self.manifests_root, self.refs_root):
+            make_folder(folder)
+
+    def tidy(self) -> None:
+        """Removes temporary names that killed runs left, and rewrites a journal that is mostly history."""
+        for path in (path for path in self.partials.iterdir() if is_temporary(path)):
+            path.unlink()
+        if (looks := look(self.journal_path)) and looks.size > 1 << 20:
+            data = write_journal(self.read_journal())
+            if len(data) < looks.size // 2:
+                write_file(self.journal_path, data)
 
     def read_format(self) -> bytes | None:
         try:
@@ -156,13 +167,6 @@ class Store:
         finally:
             os.close(fd)
 
-    def compact(self) -> None:
-        """Replaces a journal that is mostly history by one that says the same."""
-        if (looks := look(self.journal_path)) and looks.size > 1 << 20:
-            data = write_journal(self.read_journal())
-            if len(data) < looks.size // 2:
-                write_file(self.journal_path, data)
-
     def publish(self, oid: str, source: Path, size: int) -> None:
         """Makes a file of this file system, whose digest was just taken, the blob; its old name goes away."""
         fd = os.open(source, os.O_RDONLY)
@@ -193,7 +197,7 @@ class Store:
     def link(self, oid: str, path: Path) -> Layout:
         """Gives a blob a name: a hard link, or a relative symlink where there are none. Which of the two."""
         make_folder(path.parent)
-        blob, temporary = self.blob(oid), temporary_name(path)
+        blob, temporary = self.blob(oid), temporary_name(self.partials / path.name)  # a crash leaves it there
         try:
             os.link(blob, temporary)
             layout: Layout = "hard link"
@@ -251,6 +255,10 @@ def digest_file(path: Path, like: str, buffer: bytearray | None = None) -> str:
 def temporary_name(path: Path) -> Path:
     """A name beside `path` that no repo path or other process uses."""
     return path.with_name(f".{path.name[:100]}.{secrets.token_hex(6)}.tmp")
+
+
+def is_temporary(path: Path) -> bool:
+    return _TEMPORARY.fullmatch(path.name) is not None
 
 
 def make_folder(folder: Path) -> None:
@@ -328,4 +336,4 @@ def folds_case(folder: Path) -> bool:
 def leftovers(folders: Iterable[Path]) -> Iterator[Path]:
     """Temporary names that a killed process left behind."""
     for folder in folders:
-        yield from (path for path in folder.rglob(".*.tmp") if path.is_file() or path.is_symlink())
+        yield from (path for path in folder.rglob(".*.tmp") if is_temporary(path))

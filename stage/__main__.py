@@ -1,0 +1,5 @@
+"""`python -m stage`."""
+
+from .cli import main
+
+main()
