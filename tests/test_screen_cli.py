@@ -4,9 +4,12 @@ import contextlib
 import csv
 import io
 import json
+import os
+import pty
 import signal
 import subprocess
 import sys
+import termios
 import time
 from pathlib import Path
 
@@ -255,6 +258,47 @@ def test_show_and_cache(hub, screen, tmp_path):
     assert screen(None, "cache", "--clear", *folder).code == 0
     assert json.loads(screen(None, "cache", "--json", *folder).out)["entries"] == 0
     assert screen(server, "show", "a/gone").code == 4
+
+
+def test_repo_lines_on_stdin_at_a_revision(hub, screen, monkeypatch):
+    model = repo("a/model", seed=1)
+    old = model.main.oid
+    model.push({"config.json": {"model_type": "newer"}})
+    monkeypatch.setattr("sys.stdin", io.StringIO(f"a/model@{old}  # as it was\na/model\na/model@nowhere\n"))
+    rows = screen(hub(model), "-", "--json").rows
+    assert [row["facts"] and row["facts"]["model_type"] for row in rows] == ["demo", "newer", None]
+    assert [row["revision"] for row in rows] == [old, "main", "nowhere"]
+    assert rows[0]["commit"] == old != rows[1]["commit"]
+    assert rows[1]["same_weights_as"] == f"a/model@{old}"
+    assert rows[2]["error"]["code"] == "revision_not_found"
+
+
+def test_progress_is_on_stderr_and_only_where_that_is_a_terminal(hub, tmp_path):
+    server = hub(repo("a/model", seed=1), faults=[Fault(Kind.SLOW, route="tree", seconds=0.5)])
+    command = [sys.executable, "-m", "screen", "a/model", "--json", "--endpoint", server.endpoint, "--token", "",
+               "--cache-dir"]  # fmt: skip
+    ours, terminal = pty.openpty()
+    termios.tcsetwinsize(terminal, (24, 80))
+    seen = subprocess.run([*command, tmp_path / "1"], stdout=subprocess.PIPE, stderr=terminal, check=True)
+    drawn = os.read(ours, 4096)
+    os.close(terminal)
+    os.close(ours)
+    assert b"0/1" in drawn
+    assert json.loads(seen.stdout)["outcome"] == "keep"
+    plain = subprocess.run([*command, tmp_path / "2"], capture_output=True, check=True)
+    assert plain.stderr == b""
+
+
+def test_a_reader_that_leaves_is_no_traceback(hub, tmp_path):
+    server = hub(*(repo(f"a/model-{n}", 9, seed=n) for n in range(9)))
+    command = [sys.executable, "-m", "screen", *(f"a/model-{n}" for n in range(9)), "--json", "--endpoint",
+               server.endpoint, "--token", "", "--cache-dir", str(tmp_path)]  # fmt: skip
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        process.stdout.readline()
+        process.stdout.close()
+        err = process.stderr.read()
+    assert b"Traceback" not in err
+    assert process.returncode in (0, 1)
 
 
 def test_interrupted_it_exits_130_soon_and_the_cache_serves_the_next_run(hub, tmp_path):
