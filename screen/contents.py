@@ -7,11 +7,12 @@ from collections.abc import Iterator
 
 from formulas.facts import Facts, Stack
 from formulas.roles import classify
-from formulas.tensors import expand, fold
+from formulas.tensors import expand
 from formulas.units import human
 
 from .chain import Criteria, Evidence, Gate, Known
-from .findings import Answer, Source, among, note, passed, reject, some, unknown
+from .findings import Answer, Source, among, grouped, note, passed, reject, some, unknown
+from .loadable import built_table
 from .shards import ShardSet
 
 
@@ -29,7 +30,10 @@ def experts(known: Known, criteria: Criteria) -> Iterator[Answer]:
     if reference is None and criteria.like is not None and criteria.like.experts is not None:
         reference, of = criteria.like.experts.found, criteria.like.repo or "the reference"
     if seen is None or found is None or not (found or reference):
-        if reference:
+        if seen is not None and seen.declared and seen.layers == 0:
+            text = f"the config declares {seen.declared} experts a layer, no tensor is named as one; renamed or removed"
+            yield unknown(text, 0, reference or seen.declared)
+        elif reference:
             yield unknown(f"experts cannot be counted in the headers, {of} has {reference} a layer", None, reference)
         return
     sound = True
@@ -105,6 +109,8 @@ def table(known: Known, criteria: Criteria) -> Iterator[Answer]:
     seen = None if ple.kind != "none" and ple.format is None else [ple.format or "none"]
     yield from among("PLE format", seen, policy.ple_formats, None)
     if ple.kind != "ngram" or not (ple.format or "").startswith("fp8") or ple.declared_dtype is not None:
+        return
+    if known.facts and built_table(known.facts) == "fp8":
         return
     if known.bundle is None or "config.json" not in known.bundle.files:
         yield note("the PLE table is FP8; without a config.json whether it is declared is not known", None)
@@ -204,27 +210,20 @@ def like(known: Known, criteria: Criteria) -> Iterator[Answer]:
         return
     answer = reject if criteria.policy.unplaced == "deny" else note
     if strange := seen - wanted:
-        count, shown = _patterns(strange)
-        text = f"{count} modules that {reference} does not have: {some(shown, 3)}; a loader made for it stops there"
-        yield answer(text, shown, reference)
+        text = f"{len(strange)} modules that {reference} does not have ({grouped(strange)}); its loader stops there"
+        yield answer(text, list(grouped(strange).patterns), reference)
     # A stack that is absent as a whole is a smaller checkpoint, not a broken one.
     stacks = {classify(module, None)[0] for module in seen}
     missing = wanted - seen
     absent = {module for module in missing if classify(module, None)[0] not in stacks}
-    if missing - absent:
-        count, shown = _patterns(missing - absent)
-        text = f"{count} modules of {reference} are missing: {some(shown, 3)}; they would stay unset"
-        yield answer(text, shown, reference)
+    if lost := missing - absent:
+        text = f"{len(lost)} modules of {reference} are missing ({grouped(lost)}); they would stay unset"
+        yield answer(text, list(grouped(lost).patterns), reference)
     if absent:
-        count, shown = _patterns(absent)
-        yield note(f"{count} modules of {reference} are left out with their stack: {some(shown, 3)}", shown, reference)
+        text = f"{len(absent)} modules of {reference} are left out with their stack ({grouped(absent)})"
+        yield note(text, list(grouped(absent).patterns), reference)
     if not strange and not missing:
         yield passed(f"has the modules of {reference}", len(seen), reference)
-
-
-def _patterns(names: set[str]) -> tuple[int, list[str]]:
-    """How many names, and the fewest patterns that stand for them."""
-    return len(names), [group.pattern for group in fold((name, "", ()) for name in names)]
 
 
 HEADERS, HEADER = Evidence.HEADERS, Source.HEADER

@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from formulas.facts import Document
+from formulas.tensors import fold
 
 
 @enum.unique
@@ -84,6 +85,26 @@ def among(
 def some(names: Sequence[str], shown: int = 5) -> str:
     """Names for a sentence: the first few, and how many more there are."""
     return ", ".join(names[:shown]) + (f" and {len(names) - shown} more" if len(names) > shown else "")
+
+
+class Grouped(NamedTuple):
+    """Names for a sentence: how many, the patterns that stand for them, and one of them."""
+
+    number: int
+    patterns: tuple[str, ...]
+    example: str
+
+    def __str__(self) -> str:
+        if self.number == 1:
+            return self.example
+        return f"{some(self.patterns, 3)}; one is {self.example}"
+
+
+def grouped(names: Iterable[str]) -> Grouped:
+    """Names by pattern; the example is the shortest. Names must not be empty."""
+    unique = sorted(set(names))
+    patterns = tuple(group.pattern for group in fold((name, "", ()) for name in unique))
+    return Grouped(len(unique), patterns, min(unique, key=lambda name: (len(name), name)))
 
 
 def _matches(word: str, patterns: Iterable[str]) -> bool:

@@ -12,7 +12,7 @@ from typing import Any
 
 from formulas.units import human
 
-from . import contents
+from . import contents, loadable
 from .chain import CONFIG_FILES, Criteria, Evidence, Gate, Known
 from .findings import Answer, Outcome, Source, among, note, passed, reject, some, unknown
 from .shards import INDEX
@@ -253,4 +253,5 @@ GATES: tuple[Gate, ...] = (
          ("methods", "deny_methods")),
     Gate("declared-experts", CONFIG, Source.CONFIG, declared_experts, "config.json: experts a layer", ("experts",)),
     *contents.GATES,
+    *loadable.GATES,
 )  # fmt: skip

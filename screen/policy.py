@@ -69,6 +69,7 @@ class Policy(Document):
     ple_formats: Words = _key(None, "formats allowed for the per-layer embedding table: fp8, bf16, none")
     undeclared_table: Permit = _key("allow", "an FP8 table whose config does not declare it")
     unindexed: Permit = _key("allow", "tensors that the index does not name")
+    unloadable: Permit = _key("deny", "missing scales, half-quantised fused layers, a wrong ignore list")
     unplaced: Permit = _key("deny", "modules that the reference of --like lacks, or has and the candidate lacks")
 
 

@@ -12,7 +12,7 @@ ORDER = {"formulas": 0, "screen": 1, "stage": 2}
 SHELL = {"formulas": {"cli", "console", "report", "shipped"}, "screen": {"cli", "hub", "cache", "local", "demohub", "report"},
          "stage": {"cli", "store", "sources", "fetch", "execute", "serve"}}  # fmt: skip
 PURE_SCREEN = {"repo", "header", "census", "formats", "quantization", "shards", "chain", "findings", "gates",
-               "contents", "policy", "compare"}  # fmt: skip
+               "contents", "loadable", "policy", "compare"}  # fmt: skip
 PURE_STAGE = {"plan", "journal", "spans", "manifest"}
 IMPURE = {"requests", "os", "pathlib", "tempfile", "shutil", "socket", "subprocess", "threading", "concurrent", "time",
           "random", "logging", "typer"}  # fmt: skip
