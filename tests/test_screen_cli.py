@@ -224,7 +224,7 @@ def test_like_names_what_a_loader_would_not_place(hub, screen):
     result = screen(server, "odd/model", "--like", "ref/model", "--json")
     [finding] = [finding for finding in result.rows[0]["findings"] if finding["gate"] == "like"]
     assert result.code == 3
-    assert "ngram_embedding.shard_{0}" in finding["because"]
+    assert "(model.layers.0.ple.ngram_embedding.shard_0)" in finding["because"]
     assert screen(server, "odd/model", "--like", "gone/model").code == 2
 
 
