@@ -17,6 +17,7 @@ from .spans import Span, clip, join, missing, split
 from .store import new_digest
 
 STUCK_SECONDS = 5.0  # a request that has brought nothing for so long loses its bytes to whoever is free
+JUDGED_SECONDS = 1.0  # a request that is younger, or ends sooner, keeps its bytes
 STEAL_BYTES = 64 * KIB  # the least worth a request of its own
 
 
@@ -53,8 +54,8 @@ class Run:
             left, mine = self.left, self.rate(now)
             if now - self.heard >= STUCK_SECONDS or not self.source.ready(now):
                 keep = 0
-            elif left < 2 * STEAL_BYTES or left < mine * 1.0:
-                return None
+            elif now - self.began < JUDGED_SECONDS or left < max(2 * STEAL_BYTES, mine * JUDGED_SECONDS):
+                return None  # not known yet, or as good as done
             else:
                 theirs = source.recent_rate() / max(source.active, 1) or mine or 1.0
                 keep = int(left * mine / (mine + theirs)) // STEAL_BYTES * STEAL_BYTES

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import queue
 import random
 import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -39,6 +43,14 @@ def stage(store, monkeypatch, capsys):
         return run_stage(capsys, *args)
 
     return run
+
+
+@pytest.fixture
+def memory(tmp_path):
+    """A folder in memory where there is one: hundreds of runs, each with dozens of fsyncs."""
+    shared = Path("/dev/shm")
+    with tempfile.TemporaryDirectory(dir=shared if os.access(shared, os.W_OK) else tmp_path) as folder:
+        yield Path(folder)
 
 
 @pytest.fixture(scope="module")
@@ -74,31 +86,40 @@ def held_bytes(root: Path, repo: DemoRepo) -> int:
     return count
 
 
-def test_a_crash_at_every_change_of_the_disk(hub, tmp_path, zygote):
+def test_a_crash_at_every_change_of_the_disk(hub, memory):
     files = {"config.json": {"a": 1}, "model.safetensors": safetensors_bytes(600_000), "empty": b""}
     repo = DemoRepo("org/crash", files)
     demo = hub(repo)
-    to = tmp_path / "to"
-    args = ["run", *QUICK, "--json", "org/crash", "--to", to]
-    code, calls = zygote.run(args, env=environment(demo, tmp_path / "whole"))
-    assert code == 0
-    assert calls > 40
-    root = tmp_path / "store"
-    for point in range(1, calls + 1):
-        shutil.rmtree(root, ignore_errors=True)
-        shutil.rmtree(to, ignore_errors=True)
-        code, _ = zygote.run(args, env=environment(demo, root), die_at=point)
-        assert code in (-9, 0), point
-        assert_invariants(root)
-        code, _ = zygote.run([*args, "--lock-wait=0"], env=environment(demo, root))
-        assert code == 0, point
-        assert_invariants(root)
-        assert_staged(root, repo)
-        assert (to / "model.safetensors").read_bytes() == repo.main.files["model.safetensors"].head
+    args = ["run", *QUICK, "--json", "org/crash", "--lock-wait=0"]
+    with contextlib.ExitStack() as running:
+        zygotes = [running.enter_context(Zygote()) for _ in range(4)]
+        code, calls = zygotes[0].run([*args, "--to", memory / "all/to"], env=environment(demo, memory / "all/store"))
+        assert code == 0
+        assert calls > 40
+        free: queue.SimpleQueue[Zygote] = queue.SimpleQueue()
+        for one in zygotes:
+            free.put(one)
+
+        def crash(point: int) -> None:
+            root, to, one = memory / f"{point}/store", memory / f"{point}/to", free.get()
+            codes = [
+                one.run([*args, "--to", to], env=environment(demo, root), die_at=die_at)[0] for die_at in (point, None)
+                if assert_invariants(root) is None
+            ]  # fmt: skip
+            free.put(one)
+            assert codes in ([-9, 0], [0, 0]), (point, codes)
+            assert_invariants(root)
+            assert_staged(root, repo)
+            assert (to / "model.safetensors").read_bytes() == repo.main.files["model.safetensors"].head
+            shutil.rmtree(root.parent)
+
+        with ThreadPoolExecutor(len(zygotes)) as pool:
+            list(pool.map(crash, range(1, calls + 1)))
 
 
 @pytest.mark.slow
-def test_killed_fifty_times_in_a_row(hub, store, zygote):
+def test_killed_fifty_times_in_a_row(hub, memory, zygote):
+    store = memory / "store"
     part, connections, kills = 64 << 10, 4, 50
     repo = small_repo(size=8 << 20)
     demo = hub(repo, faults=[Fault(Kind.RATE, "cdn", bytes_per_second=2_000_000)])
@@ -106,7 +127,7 @@ def test_killed_fifty_times_in_a_row(hub, store, zygote):
     size = sum(content.size for content in repo.main.files.values())
     chance, killed, rounds, before = random.Random(7), 0, 1, 0
     while killed < kills:
-        code, _ = zygote.run(args, env=environment(demo, store), kill_at=chance.randint(3, 90))
+        code, _ = zygote.run(args, env=environment(demo, store), kill_at=chance.randint(3, 70))
         assert code in (-9, 0)
         assert_invariants(store)
         now = held_bytes(store, repo)
@@ -184,7 +205,7 @@ def test_a_truncated_shard_is_topped_up(hub, stage, store, one, tmp_path):
     os.truncate(blob, size - missing)
     again = stage(demo, one.name)
     assert again.code == 0, again.stderr
-    assert again.last["bytes_fetched"] == missing
+    assert missing <= again.last["bytes_fetched"] <= missing + (256 << 10), "to one part"
     assert_staged(store, one)
     assert (tmp_path / "to/model.safetensors").read_bytes() == one.main.files["model.safetensors"].head
 
