@@ -169,7 +169,7 @@ def estimate(
 ) -> Estimate:
     """The report for the tightest rank. `unmodelled` adds reasons known elsewhere, such as an option not modelled."""
     accounts = [
-        account(facts, card, deployment, coefficients, rank, correction) for rank in _distinct_ranks(facts, deployment)
+        account(facts, card, deployment, coefficients, rank, correction) for rank in distinct_ranks(facts, deployment)
     ]
     tightest = min(accounts, key=lambda a: (a.budget.available.bytes is not None, a.budget.available.bytes or 0))
     reasons = tuple(dict.fromkeys((*tightest.unmodelled, *unmodelled)))
@@ -223,7 +223,7 @@ def shown(deployment: Deployment) -> dict[str, Any]:
     return {k: sorted(v) if k == "without" else v for k, v in body.items() if k in always or v != plain.get(k)}
 
 
-def _distinct_ranks(facts: Facts, deployment: Deployment) -> list[int]:
+def distinct_ranks(facts: Facts, deployment: Deployment) -> list[int]:
     """Ranks that can differ: all of them, but no more than a node's worth of computation."""
     experts = facts.geometry.experts if facts.geometry else None
     size = deployment.tp * deployment.dp
