@@ -40,7 +40,7 @@ def model_buffers(place: Place) -> Iterator[Built]:
     g = place.geometry
     if any(layer.owns_indexer for layer in g.layer_kinds) and g.indexer and g.indexer.topk:
         choice = (_tokens(place) * g.indexer.topk * 4,)  # tokens the indexer picks, shared by all layers
-        yield Built("main", Part.ATTENTION, Tensors(choice, choice), buffer=True)
+        yield Built("main", Part.OTHER, Tensors(choice, choice), buffer=True)
     if g.vision is not None and g.vision.deepstack and sees(place):
         size = (_tokens(place) * (g.hidden_size or 0) * place.runtime.float_bytes,) * len(g.vision.deepstack)
         yield Built("main", Part.OTHER, Tensors(size, size), buffer=True)
@@ -90,7 +90,7 @@ def attention_buffers(place: Place, stack: str, layer: Layer, index: int, *, fir
         yield Built("main", Part.PLE, Tensors(ids, ids), buffer=True)
     if layer.attention is Attention.NONE:
         return
-    scales = (4,) * (6 if d.release >= (0, 33, 0) else 4)
+    scales: tuple[int, ...] = (4,) * (6 if d.release >= (0, 33, 0) else 4)
     if layer.attention is Attention.QSA and g.indexer and g.indexer.topk:
         scales += (_tokens(place) * (g.indexer.topk + (g.indexer.compress_ratio or 1)) * 4,)
     if g.text_model_type == "gemma4_text":  # norms without a weight keep one of ones: of values, and of the router
@@ -99,6 +99,10 @@ def attention_buffers(place: Place, stack: str, layer: Layer, index: int, *, fir
         if layer.ffn is Ffn.BOTH:
             router = ((g.hidden_size or 0) * place.runtime.float_bytes, place.runtime.float_bytes)
             yield Built(stack, Part.ROUTER, Tensors(router, router), buffer=True)
+    if layer.attention is Attention.DSA and g.indexer and g.indexer.topk and d.release >= (0, 33, 0):
+        # Measured on the engine's own modules, whatever the batch: the sparse kernel keeps 129 rows of chosen tokens.
+        scales += (129 * g.indexer.topk * 4, 129 * 4)
+        scales += (4 * (_tokens(place) + 1),) if place.runtime.sm // 10 == 9 else ()
     grouped = layer.attention in (Attention.FULL, Attention.SLIDING, Attention.CHUNKED)
     extra = (4, 4) if grouped and _scaled_attention(place) else ()
     yield Built(stack, Part.ATTENTION, Tensors(scales + extra, scales), buffer=True)

@@ -381,7 +381,7 @@ def in_proportion(left_bytes: float, needed_bytes: float, needed_tokens: int) ->
 
     The engine's own answer differs: it hands out whole blocks, keeps state blocks per request whatever the length, and
     the last block of each group is half empty on average."""
-    return int(left_bytes / needed_bytes * needed_tokens)
+    return round(left_bytes / needed_bytes * needed_tokens)
 
 
 __all__ = [

@@ -31,7 +31,7 @@ def assign(weights: Iterable[Weight], method: str | None, config: Mapping[str, A
 ]:  # fmt: skip
     """The weights with the schemes a quantization config gives them, and why any of them is not known."""
     formats = _read(method, config)
-    skipped = matcher(ignore)
+    skipped = mentions(ignore) if (method or "").startswith("awq") else matcher(ignore)
     found = []
     for weight in weights:
         tower = method == "fp8" and weight.stack == "vision" and _FP8_TOWER.match(weight.name)
@@ -83,6 +83,23 @@ def matcher(entries: Iterable[str]) -> Callable[[Weight], bool]:
             if any(pattern.match(name) for pattern in compiled):
                 return True
         return not words.isdisjoint(weight.name.split("."))
+
+    return matches
+
+
+_MERGED = {"q_proj": "qkv_proj", "k_proj": "qkv_proj", "v_proj": "qkv_proj", "gate_proj": "gate_up_proj",
+           "up_proj": "gate_up_proj"}  # fmt: skip
+
+
+def mentions(entries: Iterable[str]) -> Callable[[Weight], bool]:
+    """Whether an entry occurs anywhere in a weight's name or in that of the matrix the engine merges it into: AWQ's rule
+    (vllm 0.33.0 quantization/utils/quant_utils.py is_layer_skipped, match_mode "substring")."""
+    words = tuple(entries)
+
+    def matches(weight: Weight) -> bool:
+        path, _, leaf = weight.name.rpartition(".")
+        merged = weight._replace(name=f"{path}.{_MERGED.get(leaf, leaf)}")
+        return any(word in name for name in (*spellings(weight)[:2], *spellings(merged)[:2]) for word in words)
 
     return matches
 

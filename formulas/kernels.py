@@ -198,8 +198,8 @@ def _packed_int(scheme: Scheme, rows: int, inner: int, wide: int) -> tuple[Sizes
     groups = cdiv(inner, scheme.group) if scheme.group else 1
     weight, scales = rows * inner * scheme.bits // 8, rows * groups * wide
     zeros = rows * groups * scheme.bits // 8
-    if scheme.method == "gptq":  # symmetric as a rule: zero points and group indices are dropped after loading
-        return (weight, inner * 4, zeros, scales), (weight, scales)
+    if scheme.method == "gptq":  # symmetric and unordered as a rule: the zero points are dropped after loading
+        return (weight, zeros, scales), (weight, scales)
     if scheme.method == "awq":
         return (weight, zeros, scales), (weight, zeros, scales)
     stored = (weight, scales, 16) + ((zeros,) if scheme.zeros else ())
@@ -358,8 +358,7 @@ def _int_experts(scheme: Scheme, shape: ExpertShape, wide: int) -> tuple[Sizes, 
     scales = tuple(v * wide for v in values)
     zeros = tuple(v * scheme.bits // 8 for v in values) if scheme.zeros else ()
     if scheme.method == "gptq":
-        indices = (4 * n * hidden, 4 * n * inter)
-        return weights + scales + zeros + indices * 2, weights + scales
+        return weights + scales + zeros, weights + scales
     if scheme.method == "awq":
         return weights + scales + zeros, weights + scales + zeros
     return weights + scales + (8 * n, 8 * n), weights + scales

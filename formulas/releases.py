@@ -34,6 +34,7 @@ class Rules(NamedTuple):
     second_runner: str  # models on the second model runner: none | dense | all but experts | all
     state_gate: bool  # with full graphs, more sequences than blocks of state layers refuse to start
     consumed: bool  # what the profile run leaves on the card is read from the card, not summed from parts
+    load_split_limit: bool  # loading keeps blocks of 20 MiB and more whole (vllm PR 41268)
     profile_split_limit: bool  # the profile run, too, keeps blocks of 20 MiB and more whole
     glm_dsa_fp8: bool  # GLM's sparse attention caches fp8 by itself on sm100
 
@@ -57,6 +58,7 @@ def rules(release: Version) -> Rules:
         second_runner=_second_runner(release),
         state_gate=release >= (0, 20, 0),
         consumed=release >= (0, 27, 0),
+        load_split_limit=release >= (0, 21, 0),
         profile_split_limit=release >= (0, 31, 0),
         glm_dsa_fp8=release >= (0, 32, 0),
     )

@@ -18,6 +18,7 @@ from .geometry import Geometry
 from .kernels import Runtime
 from .modules import build
 from .place import Built, Place
+from .releases import rules
 from .schemes import read_weights
 from .tensors import TensorGroup
 from .units import MIB
@@ -111,7 +112,7 @@ def _summary(built: list[Built], place: Place, evidence: str, unmodelled: tuple[
 
 def _allocated(built: list[Built], place: Place) -> int:
     """Bytes torch counts once the modules are built and their kernels have replaced what they replace."""
-    max_split = None if place.deployment.release >= (0, 33, 0) else 20 * MIB
+    max_split = 20 * MIB if rules(place.deployment.release).load_split_limit else None
     pool = Pool(max_split)
     held = []
     for module in built:

@@ -1,0 +1,303 @@
+"""The command line of `fit`: the engine's own option names in, an account per rank out."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import json
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from screen.cache import Cache
+from screen.chain import Criteria
+from screen.desk import Desk, default_data_dir, opened, read_text
+from screen.policy import Policy
+from screen.survey import survey
+
+from . import own, report, shipped
+from .budget import filled
+from .calibrate import FORMULAS, Case, case_of, correction, deployment_of, point_of, score, summaries, worst_first
+from .cards import CARDS, Card, find_card
+from .console import NO, YES, application, data, json_line, message, run, table
+from .errors import BadInput
+from .estimate import Correction, Estimate, estimate
+from .facts import Facts
+from .geometry import Geometry
+from .kv import plan
+from .logs import parse_log, parse_metrics
+from .options import OPTIONS, deployment_from, parse_arguments, read_option
+from .plot import plot
+from .releases import READ_ON
+from .units import GIB, gib, parse_size
+
+app = application("fit", "VRAM per rank, KV cache and longest context of a checkpoint, before it is downloaded.")
+
+Endpoint = Annotated[str | None, typer.Option(help="the Hub to ask [HF_ENDPOINT, else https://huggingface.co]")]
+Token = Annotated[str | None, typer.Option(help="access token [as huggingface_hub finds it]")]
+CacheDir = Annotated[Path | None, typer.Option(help="where headers and small files are kept")]
+Json = Annotated[bool, typer.Option("--json", help="one JSON object a line")]
+Demo = Annotated[bool, typer.Option("--demo", help="read repos from the embedded demo Hub")]
+Points = Annotated[Path | None, typer.Option("--points", help="your own measured points [in the user's data dir]")]
+Gpu = Annotated[list[str] | None, typer.Option("--gpu", metavar="CARD", help="a card or a size; again for several")]
+
+
+def with_engine_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The command with an option for every engine option; it is passed the fields they set as `engine`."""
+    own = inspect.signature(command, eval_str=True).parameters
+
+    @functools.wraps(command)
+    def with_flags(**given: Any) -> Any:
+        fields: dict[str, Any] = {}
+        for option in OPTIONS:
+            value = given.pop(f"engine_{option.field}")
+            if option.is_switch and value:
+                value = "true"
+            if value not in (None, False):
+                fields[option.field] = read_option(option.flags[0], value)[1]
+        return command(**given, engine=fields)
+
+    extra = [
+        inspect.Parameter(
+            f"engine_{option.field}", inspect.Parameter.KEYWORD_ONLY, default=False if option.is_switch else None,
+            annotation=Annotated[bool if option.is_switch else str | None,
+                                 typer.Option(*option.flags, help=option.help, show_default=False)],
+        )
+        for option in OPTIONS
+    ]  # fmt: skip
+    parameters = [*(parameter for name, parameter in own.items() if name != "engine"), *extra]
+    with_flags.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    return with_flags
+
+
+@app.callback(invoke_without_command=True)
+def about(show_version: Annotated[bool, typer.Option("--version", help="print the version and stop")] = False) -> None:
+    if show_version:
+        data(f"fit {version('checkpoint-toolkit')} (engine tables of {READ_ON})")
+        raise typer.Exit(YES)
+
+
+@app.command("run", hidden=True, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+@with_engine_options
+def run_command(
+    *,
+    context: typer.Context,
+    checkpoints: Annotated[list[str], typer.Argument(metavar="CHECKPOINT...", help="a repo, a local folder, or facts "
+                           "JSON from screen (a file, or - for stdin)")],
+    gpu: Gpu = None,
+    speculative_config: Annotated[str | None, typer.Option(help="the engine's own JSON; method mtp is known")] = None,
+    kv_heads: Annotated[int | None, typer.Option(help="where the config is silent")] = None,
+    head_dim: Annotated[int | None, typer.Option(help="where the config is silent")] = None,
+    compare_kv: Annotated[str | None, typer.Option(metavar="DTYPES", help="a row for each KV dtype: bf16,fp8")] = None,
+    compare_mtp: Annotated[str | None, typer.Option(metavar="DEPTHS", help="a row for each MTP depth: 0,2,4")] = None,
+    compare_ple: Annotated[bool, typer.Option("--compare-ple", help="a row each for the table on the card and in host "
+                           "memory")] = False,
+    kv_reading: Annotated[str | None, typer.Option(metavar="LEFT,NEEDED@TOKENS", help="what your running engine said, "
+                          "2.07GiB,5.68GiB@262144: the longest context that implies")] = None,
+    points: Points = None,
+    save_plot: Annotated[Path | None, typer.Option("--plot", metavar="FILE", help="picture: .svg .png .html")] = None,
+    demo: Demo = False, as_json: Json = False,
+    endpoint: Endpoint = None, token: Token = None, cache_dir: CacheDir = None,
+    engine: dict[str, Any],
+) -> int:  # fmt: skip
+    """Whether it fits, with how much KV cache and how long a context; per rank, tensor by tensor."""
+    more, reasons = parse_arguments(context.args)
+    fields = engine | more
+    words = [word for word in checkpoints if not word.startswith("-") or word == "-"]
+    if strays := [word for word in checkpoints if word not in words]:
+        extra_fields, extra_reasons = parse_arguments(strays)
+        fields, reasons = fields | extra_fields, (*reasons, *extra_reasons)
+    if speculative_config:
+        given, why = parse_arguments(["--speculative-config", speculative_config])
+        fields, reasons = fields | given, (*reasons, *why)
+    silent = {"num_key_value_heads": kv_heads, "head_dim": head_dim}
+    cases = _own_cases(points)
+    answers: list[Estimate] = []
+    with opened(demo, endpoint, token, cache_dir) as (desk, cache, _):
+        overrides = {name: value for name, value in silent.items() if value is not None}
+        overrides |= fields.get("hf_overrides", {})
+        facts = [f for word in words for f in _facts(word, desk, cache, overrides)]
+    for one in facts:
+        for card in [find_card(name, fields.get("capability")) for name in gpu or ["h100-80gb"]]:
+            for variant in _variants(fields, compare_kv, compare_mtp, compare_ple):
+                asked = deployment_from(variant | {"capability": variant.get("capability") or card.capability})
+                taught = correction(cases, asked.version, card.name, asked.tp) if cases else Correction()
+                answers.append(
+                    estimate(one, card, asked, shipped.coefficients(), correction=taught, unmodelled=tuple(reasons))
+                )
+    _show(answers, as_json)
+    if kv_reading and not as_json:
+        left, needed, tokens = _parse_reading(kv_reading)
+        asked = filled(asked.model_copy(update={"max_model_len": tokens}), card, one.geometry or Geometry())
+        planned = plan(one.geometry or Geometry(), asked, left, one.quantization)
+        data("\n".join(["", *report.readings(needed, tokens, left, planned.max_context, planned.needed_bytes)]))
+    if gpu is None and not as_json:
+        message("no --gpu given: answered for an h100-80gb; `fit gpus` lists the cards")
+    if save_plot:
+        plot(answers, save_plot)
+    return YES if answers and all(each.fits for each in answers) else NO
+
+
+def _show(answers: Sequence[Estimate], as_json: bool) -> None:
+    if as_json:
+        for each in answers:
+            json_line(each.model_dump(mode="json"))
+        return
+    lines = report.account(answers[0]) if len(answers) == 1 else report.comparison(answers)
+    data("\n".join(lines))
+
+
+def _parse_reading(text: str) -> tuple[int, int, int]:
+    left, _, rest = text.partition(",")
+    needed, at, tokens = rest.partition("@")
+    if not at or not tokens.isdigit():
+        raise BadInput(f"--kv-reading {text!r}: expected LEFT,NEEDED@TOKENS such as 2.07GiB,5.68GiB@262144")
+    return parse_size(left), parse_size(needed), int(tokens)
+
+
+def _variants(fields: dict[str, Any], kv: str | None, mtp: str | None, ple: bool) -> Iterator[dict[str, Any]]:
+    """The deployments asked for: the one given, or a product of what is compared."""
+    names = {"bf16": "bfloat16", "fp16": "float16"}
+    for dtype in [names.get(d.strip(), d.strip()) for d in kv.split(",")] if kv else [fields.get("kv_cache_dtype")]:
+        for depth in [int(d) for d in mtp.split(",")] if mtp else [fields.get("mtp")]:
+            for place in ["gpu", "host"] if ple else [fields.get("ple")]:
+                yield fields | {"kv_cache_dtype": dtype, "mtp": depth, "ple": place}
+
+
+def _facts(word: str, desk: Desk, cache: Cache, overrides: Mapping[str, Any]) -> list[Facts]:
+    """Facts of one CHECKPOINT: read from a repo or folder, or as a JSON line of `screen` or of a facts document.
+
+    Facts documents hold a geometry, not a config, so overrides of config fields cannot reach them."""
+    path = Path(word)
+    if word == "-" or (path.is_file() and path.suffix in (".json", ".jsonl")):
+        text = sys.stdin.read() if word == "-" else read_text(path)
+        return [_facts_line(line, word) for line in text.splitlines() if line.strip()]
+    lines = desk.lines([word])
+    found = []
+    for item in survey(lines, Criteria(Policy(scan="ignore"), datetime.now(UTC)), cache, overrides):
+        verdict = item.verdict
+        if verdict.facts is None or verdict.facts.geometry is None:
+            decisive = verdict.error.message if verdict.error else "its config.json was not reached"
+            raise BadInput(f"{verdict.repo}: expected a checkpoint with a config, got none; {decisive}")
+        found.append(verdict.facts)
+    return found
+
+
+def _facts_line(line: str, where: str) -> Facts:
+    try:
+        body = json.loads(line)
+        facts = body.get("facts", body)
+        if facts is None:
+            raise ValueError("its facts are null: screen did not reach them")
+        known = {name: facts[name] for name in Facts.model_fields if name in facts}
+        for name, theirs in (("repo", "canonical"), ("commit", "commit")):
+            known[name] = known.get(name) or body.get(theirs) or body.get(name)
+        return Facts.model_validate(known)
+    except (ValueError, AttributeError, TypeError) as error:
+        raise BadInput(f"{where}: expected facts JSON as `screen --json` prints it, got {error!s:.200}") from None
+
+
+@app.command("score")
+def score_command(
+    points: Points = None,
+    formula: Annotated[str | None, typer.Option(help="only formulas whose name holds this")] = None,
+    every: Annotated[bool, typer.Option("--all", help="every formula against every point, not only the worst")] = False,
+    as_json: Json = False,
+) -> int:  # fmt: skip
+    """Every formula against every measured point, worst first: the accuracy table."""
+    chosen = [f for f in FORMULAS if formula is None or formula in f.name]
+    if not chosen:
+        names = ", ".join(each.name for each in FORMULAS)
+        raise BadInput(f"--formula {formula!r}: expected part of a formula's name, got none of them", hint=names)
+    cases = [case_of(p, shipped.checkpoints()[p.checkpoint], shipped.coefficients()) for p in shipped.points()]
+    scores = score([*cases, *_own_cases(points)], chosen)
+    ordered = list(worst_first(scores))
+    if as_json:
+        for each in ordered:
+            json_line({
+                "formula": each.formula, "term": each.term, "point": each.point, "predicted_bytes": each.predicted,
+                "measured_bytes": each.measured, "error_percent": each.error_percent, "held_out": each.held_out,
+            })  # fmt: skip
+        return YES
+    parts = [("used to fit", [s for s in scores if not s.held_out]), ("held out", [s for s in scores if s.held_out])]
+    shown = ordered if every else [s for s in ordered if s.formula == chosen[0].name or len(chosen) == 1][:20]
+    data("\n".join([*report.scores(shown), "", *report.summary([(t, summaries(rows)) for t, rows in parts if rows])]))
+    return YES
+
+
+@app.command("calibrate")
+@with_engine_options
+def calibrate_command(
+    *,
+    log: Annotated[Path, typer.Argument(help="an engine's start-up log; `/metrics` may be appended to it")],
+    checkpoint: Annotated[str, typer.Argument(help="the checkpoint it served: a repo, a local folder, or facts JSON")],
+    gpu: Annotated[str, typer.Option("--gpu", metavar="CARD", help="the card it ran on")],
+    name: Annotated[str | None, typer.Option(help="a name for the point [the log's file name]")] = None,
+    points: Points = None,
+    demo: Demo = False, as_json: Json = False,
+    endpoint: Endpoint = None, token: Token = None, cache_dir: CacheDir = None,
+    engine: dict[str, Any],
+) -> int:  # fmt: skip
+    """Reads a start-up log into a point of your own, which from then on corrects answers for that engine and card."""
+    text = read_text(log)
+    readings = parse_log(text)
+    card = find_card(gpu, engine.get("capability"))
+    with opened(demo, endpoint, token, cache_dir) as (desk, cache, _):
+        [facts] = _facts(checkpoint, desk, cache, engine.get("hf_overrides", {}))
+    base = deployment_from({"capability": card.capability} | engine)
+    asked = deployment_of(readings, base)
+    point = point_of(readings, facts, asked, card, name or log.stem, parse_metrics(text))
+    case = case_of(point, facts, shipped.coefficients())
+    where = points or _own_points()
+    own.read_cases(where, shipped.coefficients())  # a damaged file is reported, not overwritten
+    own.keep(where, point, facts)
+    rows = [s for s in score([case]) if s.predicted is not None]
+    if as_json:
+        json_line(point.model_dump(mode="json"))
+    else:
+        data("\n".join([*report.scores(rows), ""]))
+        measured, ours = point.measured.get("model_memory"), next((s for s in rows if s.term == "model_memory"), None)
+        if measured and ours and ours.predicted:
+            said = f"{gib(measured)} GiB reported, {gib(ours.predicted)} predicted"
+            data(f"checked against your running checkpoint: {said}")
+    message(f"{point.point}: {len(point.measured)} readings kept in {where}")
+    return YES
+
+
+def _own_cases(points: Path | None) -> list[Case]:
+    if points and not points.exists():
+        raise BadInput(f"--points {points}: expected a file that `fit calibrate` wrote, got nothing there")
+    return own.read_cases(points or _own_points(), shipped.coefficients())
+
+
+def _own_points() -> Path:
+    return default_data_dir() / "points.jsonl"
+
+
+@app.command("gpus")
+def gpus_command(as_json: Json = False) -> int:
+    """The card table: the memory an engine sees, and where each number was read."""
+    if as_json:
+        for card in CARDS:
+            json_line(card._asdict())
+        return YES
+    data("\n".join(table([["card", "capability", "GiB", "estimated", "source"], *map(_card_row, CARDS)],
+                         right=lambda column: column == 2)))  # fmt: skip
+    return YES
+
+
+def _card_row(card: Card) -> list[str]:
+    margin = f"+- {card.margin_bytes / GIB:.2f}" if card.estimated else "-"
+    return [card.name, card.capability or "unknown", gib(card.total_bytes), margin, card.source]
+
+
+def main() -> None:
+    """The console script."""
+    code = run(app)
+    sys.stdout.flush()
+    sys.exit(code)
