@@ -14,8 +14,12 @@ from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import unquote, urlsplit
 
+from formulas.errors import BadInput
+from screen.repo import parse_repo_line
+
+from .journal import Looks
 from .manifest import File
-from .store import Store
+from .store import Store, look
 
 _RESOLVE = re.compile(r"/((?:[^/]+/)?[^/]+)/resolve/([^/]+)/(.+)")
 _RANGE = re.compile(r"bytes=(\d*)-(\d*)")
@@ -27,18 +31,37 @@ class Found(NamedTuple):
     blob: Path
 
 
-def find(store: Store, target: str) -> Found | None:
-    """The file a request's target names, or None when no snapshot has it."""
-    match = _RESOLVE.fullmatch(urlsplit(target).path)
-    if match is None:
-        return None
-    repo, revision, path = (unquote(part) for part in match.groups())
-    if ".." in repo.split("/") or repo.startswith("/"):
-        return None
-    commit = store.read_ref(repo, revision)
-    manifest = store.read_manifest(repo, commit) if commit else None
-    file = next((f for f in manifest.files if f.path == path), None) if manifest else None
-    return Found(manifest.commit, file, store.blob(file.oid)) if manifest and file else None
+class Index:
+    """The files of a store by repo, revision and path; each manifest is parsed once until it is replaced."""
+
+    def __init__(self, store: Store):
+        self._store = store
+        self._parsed: dict[tuple[str, str], tuple[Looks, dict[str, File]]] = {}
+
+    def find(self, target: str) -> Found | None:
+        """The file a request's target names, or None when no snapshot has it."""
+        match = _RESOLVE.fullmatch(urlsplit(target).path)
+        if match is None:
+            return None
+        name, revision, path = (unquote(part) for part in match.groups())
+        try:
+            repo, _ = parse_repo_line(name)
+            commit = self._store.read_ref(repo, revision)
+            file = self._files(repo, commit).get(path) if commit else None
+        except (BadInput, OSError, ValueError):  # a name that no file system has
+            return None
+        return Found(commit, file, self._store.blob(file.oid)) if commit and file else None
+
+    def _files(self, repo: str, commit: str) -> dict[str, File]:
+        looks = look(self._store.manifest(repo, commit))
+        if looks is None:
+            return {}
+        known = self._parsed.get((repo, commit))
+        if known is None or known[0] != looks:
+            manifest = self._store.read_manifest(repo, commit)
+            known = looks, {file.path: file for file in manifest.files} if manifest else {}
+            self._parsed[repo, commit] = known
+        return known[1]
 
 
 def parse_range(text: str | None, size: int) -> tuple[int, int] | None:
@@ -66,7 +89,7 @@ class Mirror(ThreadingHTTPServer):
     def __init__(self, store: Store, address: tuple[str, int]):
         self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
         super().__init__(address, _Handler)
-        self.store = store
+        self.index = Index(store)
 
     @property
     def url(self) -> str:
@@ -93,7 +116,7 @@ class _Handler(BaseHTTPRequestHandler):
         """No log: `stage serve` is asked tens of thousands of ranges."""
 
     def _answer(self, *, body: bool) -> None:
-        found = find(self.server.store, self.path)
+        found = self.server.index.find(self.path)
         try:
             fd = os.open(found.blob, os.O_RDONLY) if found else -1
         except FileNotFoundError:
