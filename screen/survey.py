@@ -7,6 +7,7 @@ lines, once every earlier tree is known, and a copy's headers are read only afte
 from __future__ import annotations
 
 import itertools
+import logging
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
@@ -34,6 +35,8 @@ from .findings import Finding
 from .gates import GATES
 from .source import Source
 from .transport import Cost
+
+_log = logging.getLogger(__name__)
 
 REPOS_AT_ONCE = 16
 SHARDS_AT_ONCE = 64
@@ -161,6 +164,8 @@ def _bought(case: Case, level: Evidence, means: Means) -> Case:
         known = replace(buy(level, known, case.source, cost, means), reached=level)
     except ToolkitError as caught:
         error = caught
+    except Exception as caught:
+        error = _bug(known, caught)
     spent = Spent(**{name: getattr(cost, name) for name in Spent.model_fields})
     return case._replace(known=replace(known, spent={**known.spent, level: spent}), error=error)
 
@@ -168,4 +173,14 @@ def _bought(case: Case, level: Evidence, means: Means) -> Case:
 def _judge(case: Case, level: Evidence, criteria: Criteria) -> Case:
     if not case.open or case.known.reached is not level:
         return case
-    return case._replace(findings=case.findings + judge(level, case.known, criteria, GATES))
+    try:
+        return case._replace(findings=case.findings + judge(level, case.known, criteria, GATES))
+    except Exception as caught:
+        return case._replace(error=_bug(case.known, caught))
+
+
+def _bug(known: Known, caught: Exception) -> ToolkitError:
+    """A fault of this program, as an error of the one row it met: the other rows are not lost for it."""
+    _log.debug("%s", known.name, exc_info=caught)
+    text = f"{known.name}: expected no {type(caught).__name__}, got one ({caught}); this row is not judged"
+    return ToolkitError(text, code="bug", hint="this is a bug: please report it with the name of the repo")

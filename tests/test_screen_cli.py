@@ -2,6 +2,7 @@
 
 import contextlib
 import csv
+import functools
 import io
 import json
 import os
@@ -17,10 +18,13 @@ import pytest
 
 from formulas.console import run
 from screen.catalogue import headers_dir
+from screen.chain import Evidence, Gate
 from screen.cli import app
 from screen.demofaults import Fault, Kind
 from screen.demofiles import Tensor, safetensors_file, small_repo
 from screen.demorepo import DemoRepo
+from screen.findings import Source
+from screen.gates import GATES
 
 DATA = Path(__file__).parents[1].parent / "shared" / "data"
 GIB = 2**30
@@ -107,6 +111,35 @@ def test_a_line_that_names_no_repo_is_a_row(hub, screen, tmp_path):
     assert [row["outcome"] for row in result.rows] == ["keep", "error", "error"]
     assert result.rows[1]["error"]["code"] == "bad_input"
     assert result.rows[1]["revision"] is None
+
+
+def test_a_bug_met_by_one_repo_costs_no_other_row(hub, screen, monkeypatch):
+    def broken(known, criteria):
+        if known.repo == "b/odd":
+            raise ZeroDivisionError("division by zero")
+        return iter(())
+
+    gate = Gate("broken", Evidence.CONFIG, Source.CONFIG, broken, "nothing")
+    monkeypatch.setattr("screen.survey.GATES", (*GATES, gate))
+    result = screen(hub(*(repo(name, seed=i) for i, name in enumerate(["a/one", "b/odd", "c/two"]))),
+                    "a/one", "b/odd", "c/two", "--json")  # fmt: skip
+    assert [row["outcome"] for row in result.rows] == ["keep", "error", "keep"]
+    assert (result.code, result.rows[1]["error"]["code"]) == (4, "bug")
+    assert "ZeroDivisionError" in result.rows[1]["error"]["message"]
+
+
+def test_every_recorded_config_gives_a_row(hub, screen, tmp_path):
+    if not (DATA / "configs").is_dir():
+        pytest.skip("needs ../shared/data/configs: recorded configs of real checkpoints")
+    folders = sorted(folder for folder in (DATA / "configs").iterdir() if (folder / "config.json").exists())
+    repos = [DemoRepo(folder.name.replace("__", "/", 1), functools.partial(with_config, folder, seed))
+             for seed, folder in enumerate(folders)]  # fmt: skip
+    result = screen(hub(*repos), listed(tmp_path, *(repo.name for repo in repos)), "--json")
+    assert [(row["repo"], row["error"]) for row in result.rows] == [(repo.name, None) for repo in repos]
+
+
+def with_config(folder, seed):
+    return {"model.safetensors": safetensors_file(tensors(0), seed=seed)} | {p.name: p for p in folder.glob("*.json")}
 
 
 def test_identical_repos_are_one_checkpoint_and_cost_one_read(hub, screen):
