@@ -47,6 +47,13 @@ class Desk:
         """A line for every candidate the sources name, in order. Raises BadInput for a source that is none."""
         return [line for source in sources for line in self._lines(source)]
 
+    def line(self, source: str) -> Line:
+        """The one candidate a source names. Raises BadInput where it names none or several."""
+        lines = self.lines([source])
+        if len(lines) != 1:
+            raise BadInput(f"{source}: expected one checkpoint, got {len(lines)}")
+        return lines[0]
+
     def _lines(self, source: str) -> Iterator[Line]:
         path = Path(source)
         if source == "-":
@@ -96,6 +103,11 @@ def opened(
 def default_cache_dir() -> Path:
     """Where the user's other caches are (XDG base directories)."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "checkpoint-toolkit"
+
+
+def default_data_dir() -> Path:
+    """Where the user's other programs keep what they were told (XDG base directories)."""
+    return Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share") / "checkpoint-toolkit"
 
 
 def _show_wait(wait: Wait) -> None:
