@@ -13,7 +13,7 @@ $(VENV)/.installed: pyproject.toml
 	touch $@
 
 demo: $(VENV)/.installed
-	PATH="$(CURDIR)/$(BIN):$$PATH" sh examples/demo.sh
+	$(BIN)/python examples/demo.py
 
 test: $(VENV)/.installed
 	$(BIN)/python -m pytest -n auto --dist loadgroup
