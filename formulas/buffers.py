@@ -41,6 +41,9 @@ def model_buffers(place: Place) -> Iterator[Built]:
     if any(layer.owns_indexer for layer in g.layer_kinds) and g.indexer and g.indexer.topk:
         choice = (_tokens(place) * g.indexer.topk * 4,)  # tokens the indexer picks, shared by all layers
         yield Built("main", Part.OTHER, Tensors(choice, choice), buffer=True)
+    if g.hyper_connections and place.deployment.mtp:
+        hidden = (_tokens(place) * (g.hidden_size or 0) * g.hyper_connections * place.runtime.float_bytes,)
+        yield Built("mtp", Part.OTHER, Tensors(hidden, hidden), buffer=True)  # the target's, kept for its drafter
     if g.vision is not None and g.vision.deepstack and sees(place):
         size = (_tokens(place) * (g.hidden_size or 0) * place.runtime.float_bytes,) * len(g.vision.deepstack)
         yield Built("main", Part.OTHER, Tensors(size, size), buffer=True)

@@ -92,7 +92,7 @@ _MERGED = {"q_proj": "qkv_proj", "k_proj": "qkv_proj", "v_proj": "qkv_proj", "ga
 
 
 def mentions(entries: Iterable[str]) -> Callable[[Weight], bool]:
-    """Whether an entry occurs anywhere in a weight's name or in that of the matrix the engine merges it into: AWQ's rule
+    """Whether an entry occurs anywhere in a weight's name, or in that of the matrix it is merged into: AWQ's rule
     (vllm 0.33.0 quantization/utils/quant_utils.py is_layer_skipped, match_mode "substring")."""
     words = tuple(entries)
 

@@ -21,6 +21,7 @@ class Backend(enum.StrEnum):
 
     NATIVE = "native"  # the tensors stay as created: cuBLAS, CUTLASS, Triton, torch._scaled_mm
     MARLIN = "marlin"
+    MACHETE = "machete"
     DEEP_GEMM = "deep_gemm"
     FLASHINFER_CUTLASS = "flashinfer_cutlass"
     FLASHINFER_TRTLLM = "flashinfer_trtllm"
@@ -84,7 +85,9 @@ def linear_backend(kind: Kind, runtime: Runtime) -> Backend:
         return Backend.MARLIN if runtime.sm < 89 else Backend.CUTLASS
     if kind in (Kind.NVFP4, Kind.MXFP4, Kind.MXFP8):
         return Backend.MARLIN if runtime.sm < 100 else Backend.FLASHINFER_CUTLASS
-    return Backend.MARLIN if kind is Kind.INT else Backend.NATIVE
+    if kind is Kind.INT:
+        return Backend.MACHETE if runtime.sm // 10 == 9 else Backend.MARLIN
+    return Backend.NATIVE
 
 
 def expert_backend(kind: Kind, runtime: Runtime, *, biased: bool = False) -> Backend:
@@ -154,7 +157,7 @@ def linear_tensors(scheme: Scheme, outs: Sequence[int], inner: int, biased: bool
         case Kind.MXFP8:
             created = loaded = (rows * inner, rows * inner // 32)
         case Kind.INT:
-            created, loaded = _packed_int(scheme, rows, inner, wide)
+            created, loaded = _packed_int(scheme, rows, inner, wide, backend)
     return Tensors(created + bias, loaded + bias)
 
 
@@ -194,14 +197,16 @@ def _nvfp4(scheme: Scheme, outs: Sequence[int], inner: int, backend: Backend) ->
     return created, (up(rows, 32) * up(inner, 32) // 2, swizzled, 4, 4, 4, 4)
 
 
-def _packed_int(scheme: Scheme, rows: int, inner: int, wide: int) -> tuple[Sizes, Sizes]:
+def _packed_int(scheme: Scheme, rows: int, inner: int, wide: int, backend: Backend) -> tuple[Sizes, Sizes]:
+    """Machete keeps GPTQ's unused zero points, and AWQ's in the model dtype; Marlin drops those, repacks these."""
     groups = cdiv(inner, scheme.group) if scheme.group else 1
     weight, scales = rows * inner * scheme.bits // 8, rows * groups * wide
     zeros = rows * groups * scheme.bits // 8
     if scheme.method == "gptq":  # symmetric and unordered as a rule: the zero points are dropped after loading
-        return (weight, zeros, scales), (weight, scales)
+        return (weight, zeros, scales), (weight, zeros, scales) if backend is Backend.MACHETE else (weight, scales)
     if scheme.method == "awq":
-        return (weight, zeros, scales), (weight, zeros, scales)
+        kept = rows * groups * wide if backend is Backend.MACHETE else zeros
+        return (weight, zeros, scales), (weight, kept, scales)
     stored = (weight, scales, 16) + ((zeros,) if scheme.zeros else ())
     return stored, stored
 

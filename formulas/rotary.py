@@ -9,6 +9,7 @@ from .deployment import Deployment
 from .geometry import Attention, Geometry, Rope
 
 _F32_TYPES = frozenset({"gpt_oss"})  # model files that ask for an F32 cache (vllm 0.33.0 models/gpt_oss.py)
+_POSITIONS = {"falcon": 2048}  # max_position_embeddings of config classes whose files are silent
 _YARN = ("yarn", "deepseek_yarn", "deepseek_llama_scaling")
 
 
@@ -26,14 +27,15 @@ def rope_caches(geometry: Geometry, deployment: Deployment) -> Iterator[RopeCach
     Source: vllm 0.33.0 model_executor/layers/rotary_embedding/."""
     seen = set()
     for rope in geometry.ropes:
-        if rope.dims is None or rope.positions is None or not _is_used(rope, geometry):
+        stated = rope.positions or _POSITIONS.get(geometry.text_model_type or "")
+        if rope.dims is None or stated is None or not _is_used(rope, geometry):
             continue
         local = _is_local(rope, geometry)
         scaling = {} if local else rope.scaling
         key = (rope.dims, rope.positions, "local" if local else rope.theta, str(sorted(scaling.items())))
         if key not in seen:
             seen.add(key)
-            positions = _positions(rope.positions, scaling, deployment)
+            positions = _positions(stated, scaling, deployment)
             values = positions * _dims(rope, scaling, geometry)
             half = 2 * values  # bytes of angles, cosines or sines in F32; scaled variants pass through one more
             scaled = (half,) if scaling.get("rope_type", scaling.get("type")) in _YARN else ()
@@ -59,7 +61,9 @@ def _dims(rope: Rope, scaling: Mapping[str, Any], geometry: Geometry) -> int:
 
 
 def _value_bytes(geometry: Geometry, deployment: Deployment) -> int:
-    wide = geometry.text_model_type in _F32_TYPES and deployment.release >= (0, 33, 0)
+    """Bytes of a cached value. The newest DeepSeek V3.2 class rotates by FlashInfer, which reads F32 tables."""
+    flashinfer = geometry.text_model_type == "deepseek_v32" and "flashinfer" not in deployment.without
+    wide = (geometry.text_model_type in _F32_TYPES or flashinfer) and deployment.release >= (0, 33, 0)
     stated = deployment.dtype if deployment.dtype != "auto" else geometry.dtype
     return 4 if wide or stated == "float32" else 2
 

@@ -35,6 +35,7 @@ class RankWeights(NamedTuple):
     buffers: int  # of `by`, what the engine made itself: rotary caches, scales, index buffers
     allocated: int | None  # "model loading took", target model alone
     mtp_allocated: int | None
+    rounded: int  # the final tensors alone under torch's default rules, as if nothing had been freed on the way
     largest: int  # bytes of the largest single tensor
     evidence: str  # header | config
     unmodelled: tuple[str, ...]
@@ -104,16 +105,23 @@ def _summary(built: list[Built], place: Place, evidence: str, unmodelled: tuple[
         buffers=sum(sum(m.tensors.loaded) for m in on_card if m.buffer and m.stack != "mtp"),
         allocated=None if unmodelled else target,
         mtp_allocated=None if unmodelled else both - target,
+        rounded=_rounded([m for m in on_card if m.stack != "mtp"]),
         largest=max((max(m.tensors.loaded, default=0) for m in on_card), default=0),
         evidence=evidence,
         unmodelled=unmodelled,
     )
 
 
+def _rounded(built: list[Built]) -> int:
+    pool = Pool()
+    return sum(pool.allocate(size) for module in built for size in module.tensors.loaded)
+
+
 def _allocated(built: list[Built], place: Place) -> int:
-    """Bytes torch counts once the modules are built and their kernels have replaced what they replace."""
-    max_split = 20 * MIB if rules(place.deployment.release).load_split_limit else None
-    pool = Pool(max_split)
+    """Bytes torch counts once the modules are built and their kernels have replaced what they replace. While an engine
+    loads, blocks of 20 MiB and more do not split: freed scratch and replaced tensors shape what later ones get.
+    Source: vllm 0.25.1 and 0.33.0 v1/worker/gpu_worker.py load_model."""
+    pool = Pool(20 * MIB if rules(place.deployment.release).load_split_limit else None)
     held = []
     for module in built:
         early, late = ([pool.allocate(size) for size in sizes] for sizes in module.scratch)
@@ -123,8 +131,6 @@ def _allocated(built: list[Built], place: Place) -> int:
         for block in late:
             pool.release(block)
     for module, blocks in zip(built, held, strict=True):
-        if module.tensors.created == module.tensors.loaded:
-            continue
         before, after = Counter(module.tensors.created), Counter(module.tensors.loaded)
         for size in (after - before).elements():
             pool.allocate(size)
