@@ -27,7 +27,7 @@ from screen.wire import Limits
 from . import execute, inventory, progress
 from .execute import Places
 from .fetch import HASHERS, Event
-from .job import Order, find, plan_document, read_lock, stage
+from .job import Incomplete, Order, find, plan_document, read_lock, stage
 from .lock import hold
 from .manifest import Manifest
 from .serve import Mirror
@@ -131,6 +131,8 @@ def run_command(
                 except DiskFull:
                     raise
                 except ToolkitError as error:
+                    if not isinstance(error, Incomplete):
+                        show({"event": "failed", "repo": repo, "commit": None, "because": error.message})
                     report(error, as_json=as_json)
                     codes.add(error.exit_code)
     return max(codes, default=YES)

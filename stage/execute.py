@@ -22,7 +22,7 @@ from .plan import Fetch, Link, Reuse, Skipped, StagePlan, WriteRef, case_clash, 
 from .reuse import Digests, find_candidates, reuse
 from .sources import Source, Thresholds
 from .spans import part_size
-from .store import READ_BYTES, Store, disk_free, folds_case, write_all
+from .store import READ_BYTES, Store, disk_free, folds_case, sync_folder, write_all
 
 OnEvent = Callable[[Event], None]
 
@@ -52,6 +52,7 @@ class Outcome(NamedTuple):
     manifest: Manifest | None
     received: dict[str, int]
     failed: dict[str, ToolkitError]
+    hosts: dict[str, tuple[str, ...]]  # by source, who sent its bytes in the end
 
 
 def plan(store: Store, wanted: Wanted, places: Places) -> StagePlan:
@@ -83,7 +84,7 @@ def execute(
     origins = _known_sources(store)
     fetches = list(steps.fetches)
     fetches += _reuse(store, steps.reuses, origins, on_event)
-    fetched = Fetched({}, {}, {})
+    fetched = Fetched({}, {}, {}, {})
     if fetches:
         paths: dict[str, list[str]] = {}
         for entry in steps.entries:
@@ -91,16 +92,17 @@ def execute(
         journal = store.read_journal()
         incoming = [_incoming(store, step, tuple(paths[step.oid]), journal, thresholds) for step in fetches]
         download = Download(store, steps.repo, steps.revision.commit, sources, thresholds, on_event)
-        fetched = download.run(incoming)
+        with store.ballasted():
+            fetched = download.run(incoming)
         origins |= fetched.origins
     if fetched.failed:
-        return Outcome(None, fetched.received, fetched.failed)
+        return Outcome(None, fetched.received, fetched.failed, fetched.hosts)
     manifest = _finish(store, steps, origins, tool)
     if any(isinstance(step, WriteRef) for step in steps.steps):
         store.write_ref(steps.repo, steps.revision)
     _mend(store, on_event)
     manifest = _lay_out(store, manifest, places, on_event)
-    return Outcome(manifest, fetched.received, {})
+    return Outcome(manifest, fetched.received, {}, fetched.hosts)
 
 
 def _reuse(store: Store, reuses: Sequence[Reuse], origins: dict[str, str], on_event: OnEvent) -> list[Fetch]:
@@ -170,6 +172,8 @@ def _finish(store: Store, steps: StagePlan, origins: dict[str, str], tool: str) 
     folder = store.snapshot(steps.repo, steps.revision.commit)
     for link in (step for step in steps.steps if isinstance(step, Link)):
         layouts[link.path] = store.link(link.oid, folder / link.path)
+    for place in {(folder / entry.path).parent for entry in steps.entries}:
+        sync_folder(place)  # a manifest that survives a power cut names links that do
     wanted = {
         entry.path: File(
             path=entry.path, size=entry.blob.size, oid=entry.blob.oid, source=origins.get(entry.blob.oid, "unknown"),
@@ -210,7 +214,7 @@ def _lay_out(store: Store, manifest: Manifest, places: Places, on_event: OnEvent
         how = lay_out(store, manifest, places.to, places.ways)
         on_event({"event": "laid out", "folder": str(places.to), "how": how, "repo": manifest.repo})
         placement = Placement(folder=str(places.to.resolve()), how=how)
-        others = tuple(p for p in manifest.placements if p.folder != placement.folder)
+        others = tuple(p for p in manifest.placements if p.folder != placement.folder and Path(p.folder).is_dir())
         if (*others, placement) != manifest.placements:
             manifest = manifest.model_copy(update={"placements": (*others, placement)})
             store.write_manifest(manifest)

@@ -45,11 +45,12 @@ Event = dict[str, Any]
 
 class Fetched(NamedTuple):
     """What a download did. `failed`: by path, why; `received`: bytes by source, thrown-away ones included; `origins`:
-    by oid, the source of most of a published blob."""
+    by oid, the source of most of a published blob; `hosts`: by source, the hosts that sent its bytes."""
 
     failed: dict[str, ToolkitError]
     received: dict[str, int]
     origins: dict[str, str]
+    hosts: dict[str, tuple[str, ...]]
 
 
 class Download:
@@ -87,7 +88,8 @@ class Download:
         if self._broken is not None:
             raise self._broken
         received = {source.url: self._received(source) for source in self._sources}
-        return Fetched(self._failed, received, self._origins)
+        hosts = {source.url: tuple(sorted(source.hosts)) for source in self._sources}
+        return Fetched(self._failed, received, self._origins, hosts)
 
     # The watch: the thread that called `run`
 
@@ -278,6 +280,7 @@ class Download:
         """Brings the bytes of one request to the file. Raises what went wrong; what was written counts."""
         blob, fd = run.blob, run.blob.open(self._store.partial(run.blob.oid))
         with self._ask(run) as body:
+            run.source.hosts.add(body.host)
             skip = run.start if run.whole else 0
             while run.left:
                 count = body.readinto(buffer[: min(len(buffer), skip or run.left)])

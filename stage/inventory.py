@@ -60,8 +60,10 @@ def list_snapshots(store: Store) -> list[Snapshot]:
 
 
 def plan_gc(store: Store, drop: Collection[tuple[str, str]] = ()) -> Removal:
-    """What no manifest needs, once the snapshots in `drop` (repo, revision) are given up. Raises NotFound for one
-    that is not there. Marked from the manifests: what cannot be read as a manifest stops everything."""
+    """What no manifest needs, once the snapshots in `drop` (repo, revision) are given up: unfinished downloads too.
+
+    Marked from the manifests: one that cannot be read stops everything. Raises NotFound for a snapshot not there.
+    """
     dropped: dict[tuple[str, str], Manifest] = {}
     for repo, revision in drop:
         commit = store.read_ref(repo, revision)
@@ -77,7 +79,6 @@ def plan_gc(store: Store, drop: Collection[tuple[str, str]] = ()) -> Removal:
     names = {store.snapshot(*key) for key in held}
     blobs = [(f"{path.parent.parent.name}:{path.name}", path.stat().st_size)
              for path in store.blobs.glob("*/*/*") if path.is_file() and not path.name.startswith(".")]  # fmt: skip
-    # An unfinished blob that no snapshot wants is still what `run again` continues: it goes only when nothing uses it.
     rest = [*store.partials.glob("*"), *leftovers([store.root])]
     return Removal(
         tuple(sorted(refs)), tuple(sorted(store.manifest(*key) for key in dropped)),

@@ -127,6 +127,8 @@ def _last_event(steps: StagePlan, outcome: Outcome, structure: Structure, folder
         "path": str(folder), "files": len(steps.entries), "bytes_total": steps.total_bytes,
         "bytes_fetched": sum(outcome.received.values()), "bytes_reused": steps.reuse_bytes + steps.resume_bytes,
         "shards": structure.shards, "tensors": structure.tensors, "broken_headers": len(structure.broken),
-        "sources": [{"url": url, "bytes": count} for url, count in outcome.received.items()],
+        "sources": [
+            {"url": url, "bytes": count, "hosts": outcome.hosts.get(url, ())} for url, count in outcome.received.items()
+        ],
         "seconds": round(seconds, 3), **({"missing": missing} if missing else {}),
     }  # fmt: skip

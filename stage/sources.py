@@ -55,6 +55,7 @@ class Source:
         self.paused_until, self.because = 0.0, ""
         self.barred_until = 0.0  # its rate limit lasts longer than this run waits
         self.corrupt = 0  # blobs it delivered wrong bytes for
+        self.hosts: set[str] = set()  # that its redirects ended at
         self.settled = 0  # bytes of requests that are over
         self.strikes = 0  # times in a row it was found slow
         self._samples: deque[Sample] = deque(maxlen=4096)

@@ -32,6 +32,8 @@ from .spans import clip
 FORMAT = b"1\n"
 _TEMPORARY = re.compile(r"\..*\.[0-9a-f]{12}\.tmp")
 READ_BYTES = 1 << 18  # stays in a core's cache between the copy from the kernel and the hash
+BALLAST_BYTES = 128 << 10
+_FULL = {errno.ENOSPC, errno.EDQUOT}
 _NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV}
 
 
@@ -43,6 +45,7 @@ class Store:
         self.blobs, self.partials, self.snapshots = root / "blobs", root / "partial", root / "snapshots"
         self.manifests_root, self.refs_root = root / "manifests", root / "refs"
         self.journal_path, self.lock_path = root / "journal.jsonl", root / "lock"
+        self.ballast = self.partials / "ballast"
 
     def create(self) -> None:
         """Makes the folders of a new store. Raises BadInput for a folder of other files or a later format."""
@@ -160,12 +163,28 @@ class Store:
     # Changes
 
     def append(self, *lines: bytes) -> None:
-        """Adds lines to the journal. Not fsynced: a line that is lost costs work, never bytes."""
+        """Adds lines to the journal, on a full disk too. Not fsynced: a line that is lost costs work, never bytes."""
+        data = b"".join(lines)
         fd = os.open(self.journal_path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
         try:
-            os.write(fd, b"".join(lines))
+            while data:
+                try:
+                    data = data[os.write(fd, data) :]
+                except OSError as error:
+                    if error.errno not in _FULL or not self.ballast.exists():
+                        raise
+                    self.ballast.unlink()
         finally:
             os.close(fd)
+
+    @contextlib.contextmanager
+    def ballasted(self) -> Iterator[None]:
+        """Keeps some disk back inside the `with`, for the journal to say what has arrived when there is no more."""
+        self.ballast.write_bytes(bytes(BALLAST_BYTES))
+        try:
+            yield
+        finally:
+            self.ballast.unlink(missing_ok=True)
 
     def publish(self, oid: str, source: Path, size: int) -> None:
         """Makes a file of this file system, whose digest was just taken, the blob; its old name goes away."""
@@ -307,7 +326,7 @@ def write_all(fd: int, data: bytes | memoryview, at: int) -> None:
             count = os.pwrite(fd, view, at)
             view, at = view[count:], at + count
     except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        if error.errno in _FULL:
             raise DiskFull(
                 "disk: expected room for the next bytes, got none; what was fetched is kept",
                 hint="make room, or name another place with --store, and run again to continue",
