@@ -98,8 +98,12 @@ class DemoHub:
     def counts(self) -> dict[str, Traffic]:
         """Requests and body bytes by route: info tree refs commits paths_info list headers raw resolve cache cdn
         mirror0... other."""
+        return self.counts_of("")
+
+    def counts_of(self, suffix: str) -> dict[str, Traffic]:
+        """The same of requests for files, or of repos, whose names end so."""
         with self._lock:
-            log = list(self.log)
+            log = [line for line in self.log if line.subject.endswith(suffix)]
         routes = {line.route for line in log}
         return {
             route: Traffic(sum(1 for s in log if s.route == route), sum(s.body_bytes for s in log if s.route == route))
@@ -147,7 +151,8 @@ class DemoHub:
 
     def _answer_hub(self, request: Request) -> Response:
         if request.path == COUNTS:
-            return document({route: traffic._asdict() for route, traffic in self.counts.items()}, route=COUNTS)
+            counts = self.counts_of(request.first("suffix"))
+            return document({route: traffic._asdict() for route, traffic in counts.items()}, route=COUNTS)
         bucket = demoapi.bucket(request.path)
         left, reset = self._spend(bucket, request.token)
         response = demoapi.answer(self, request) if left >= 0 else Response(429, body=b"Too many requests", route="api")
@@ -231,9 +236,9 @@ class DemoHub:
         head = "".join(f"{name}: {value}\r\n" for name, value in response.headers.items())
         status = f"HTTP/1.1 {response.status} {HTTPStatus(response.status).phrase}\r\n"
         body = b"" if request.method == "HEAD" or response.file else response.body
-        line = Served(origin, response.route, request.method, request.target, request.headers.get("range"),
-                      request.headers.get("authorization"), request.headers.get("accept-encoding"), response.status,
-                      len(body))  # fmt: skip
+        line = Served(origin, response.route, response.subject, request.method, request.target,
+                      request.headers.get("range"), request.headers.get("authorization"),
+                      request.headers.get("accept-encoding"), response.status, len(body))  # fmt: skip
         with self._lock:
             self.log += [line] if response.route != COUNTS else []
         try:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import functools
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -76,7 +77,8 @@ def _tags(repo: DemoRepo) -> list[str]:
     card, tags = repo.card, list(repo.tags)
     if isinstance(repo.files, Mapping):  # else its description says so in its tags
         tags += ["safetensors"] if any(path.endswith(".safetensors") for path in repo.files) else []
-        tags += [repo.files["config.json"]["model_type"]] if "model_type" in repo.files.get("config.json", {}) else []
+        config = repo.files.get("config.json")
+        tags += [config["model_type"]] if isinstance(config, Mapping) and "model_type" in config else []
     bases = card.get("base_model", [])
     bases = [bases] if isinstance(bases, str) else bases
     relation = card.get("base_model_relation")
@@ -212,12 +214,27 @@ def headers(hub: DemoHub, repo: DemoRepo, index: str, about: dict[str, Any]) -> 
     files = repo.main.files
     if not hub.one_request_headers or index not in files:
         return error(404, "Entry not found", "EntryNotFound", **about)
-    known = _json(files[index])
-    shards = sorted(set(known.get("weight_map", {}).values()) & files.keys())
-    parts = [orjson.dumps(shard) + b":" + header_json(files[shard]) for shard in shards]
-    metadata = orjson.dumps({"metadata": known["metadata"]} if "metadata" in known else {})
+    metadata, shards = _indexed(files[index])
+    parts = [orjson.dumps(shard) + b":" + header_json(files[shard]) for shard in shards if shard in files]
     body = b'{"index":' + metadata + b',"headers":{' + b",".join(parts) + b"}}"
     return Response(200, {"Content-Type": "application/json; charset=utf-8"}, body, **about)
+
+
+@functools.lru_cache(64)
+def _indexed(index: Content) -> tuple[bytes, list[str]]:
+    """An index without its weight map, as JSON, and the shards the map names: it is as long as the headers."""
+    known = _json(index)
+    metadata = orjson.dumps({"metadata": known["metadata"]} if "metadata" in known else {})
+    return metadata, sorted(set(known.get("weight_map", {}).values()))
+
+
+def prepare(repo: DemoRepo) -> None:
+    """Generates what a repo's first requests would wait for: its files, their digests, the shards of its index."""
+    files = repo.main.files
+    for path, content in files.items():
+        _ = content.sha256 if is_lfs(path, content) else content.git_sha1
+        if path.endswith(".safetensors.index.json"):
+            _indexed(content)
 
 
 def header_json(shard: Content) -> bytes:

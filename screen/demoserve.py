@@ -16,6 +16,7 @@ from typing import NamedTuple
 import requests
 import typer
 
+from . import demomodels
 from .catalogue import demo_repos, headers_dir
 from .demohub import COUNTS, DemoHub, Traffic
 from .demorepo import folder_repo
@@ -28,9 +29,9 @@ class Address(NamedTuple):
     cdn: str
     mirrors: list[str]
 
-    def counts(self) -> dict[str, Traffic]:
-        """Requests and body bytes by route so far."""
-        found = requests.get(self.endpoint + COUNTS, timeout=30).json()
+    def counts(self, suffix: str = "") -> dict[str, Traffic]:
+        """Requests and body bytes by route so far, of files and repos whose names end so."""
+        found = requests.get(self.endpoint + COUNTS, {"suffix": suffix}, timeout=30).json()
         return {route: Traffic(**traffic) for route, traffic in found.items()}
 
 
@@ -41,12 +42,17 @@ def serve(
     folder: list[str] = typer.Option([], help="Serve a folder as a repo: org/name=PATH. Repeatable."),
     latency: float = typer.Option(0.0, help="Seconds a request takes."),
     mirrors: int = typer.Option(0, help="Plain mirrors beside the Hub."),
+    only: list[str] = typer.Option([], help="Serve these repos alone. Repeatable."),
+    prepare: bool = typer.Option(False, help="Generate everything before the first request, not when it is asked for."),
     ranges_only: bool = typer.Option(False, help="Do not serve /safetensors-metadata."),
     port: int = typer.Option(0, help="Port of the Hub; 0 picks one."),
 ) -> None:
     """Serve the demo catalogue, or the folders named instead, on loopback until stdin ends."""
     repos = headers_dir(headers, configs) if headers else [] if folder else demo_repos()
     repos += [folder_repo(name, Path(path)) for name, _, path in (item.partition("=") for item in folder)]
+    repos = [repo for repo in repos if not only or repo.name in only]
+    for repo in repos if prepare else []:
+        demomodels.prepare(repo)
     with DemoHub(repos, latency=latency, mirrors=mirrors, one_request_headers=not ranges_only, port=port) as hub:
         typer.echo(json.dumps(Address(hub.endpoint, hub.cdn, hub.mirrors)._asdict()))
         sys.stdin.read()

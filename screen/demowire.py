@@ -25,6 +25,7 @@ class Served:
 
     origin: str  # hub | cdn | mirror0...
     route: str
+    subject: str  # the repo or file
     method: str
     target: str
     range: str | None
