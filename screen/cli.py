@@ -19,14 +19,17 @@ from formulas.console import INTERRUPTED, NO, PARTLY, YES, application, data, js
 from formulas.console import report as tell
 from formulas.errors import BadInput, ToolkitError
 from formulas.facts import Facts
-from formulas.units import human
+from formulas.units import MIB, human
 
 from . import report
 from .cache import Cache
 from .chain import Criteria, Judged, Verdict
 from .desk import Desk, default_cache_dir, opened, read_text
+from .differences import differences
 from .gates import GATES
 from .policy import KEYS, Policy, parse_policy
+from .repo import Entry
+from .sides import read_and_compare
 from .survey import survey
 
 app = application("screen", "A shortlist of checkpoints, from what their headers say: no weights are downloaded. "
@@ -124,10 +127,7 @@ def show(
 ) -> int:  # fmt: skip
     """One checkpoint's census: bytes by stack, role and dtype, experts, MTP, PLE, quantisation."""
     with opened(demo, endpoint, token, cache_dir) as (desk, cache, _):
-        lines = desk.lines([repo])
-        if len(lines) != 1:
-            raise BadInput(f"{repo}: expected one checkpoint, got {len(lines)}")
-        [item] = survey(lines, Criteria(Policy(scan="ignore"), datetime.now(UTC)), cache)
+        [item] = survey([desk.line(repo)], Criteria(Policy(scan="ignore"), datetime.now(UTC)), cache)
     if as_json:
         json_line(item.verdict.model_dump(mode="json"))
     elif (error := item.verdict.error) is not None:
@@ -135,6 +135,23 @@ def show(
     else:
         data("\n".join(report.census(item.verdict, report.markdown if as_markdown else report.aligned)))
     return exit_code([item.verdict])
+
+
+@app.command()
+def compare(
+    a: Annotated[str, typer.Argument(help="a repo (org/name[@rev]), or a local checkpoint folder or file")],
+    b: Annotated[str, typer.Argument(help="another one")],
+    demo: Demo = False, as_json: Json = False, as_markdown: Markdown = False,
+    endpoint: Endpoint = None, token: Token = None, cache_dir: CacheDir = None,
+) -> int:  # fmt: skip
+    """Two checkpoints: the same bytes, by digests alone? And if not, the same structure? Exit 0 for the same bytes."""
+    with opened(demo, endpoint, token, cache_dir) as (desk, cache, _):
+        found = read_and_compare(desk.line(a), desk.line(b), cache, on_read=_show_digest)
+    if as_json:
+        json_line(found.model_dump(mode="json"))
+    else:
+        data("\n".join(differences(found, report.markdown if as_markdown else report.aligned)))
+    return YES if found.same_bytes else NO
 
 
 @app.command()
@@ -178,6 +195,11 @@ def _watched(items: Iterator[Judged], count: int, quiet: bool) -> Iterator[Judge
     """The items, with a bar on stderr where that is a terminal."""
     return iter(tqdm(items, total=count, unit="repo", file=sys.stderr, leave=False,
                      disable=quiet or not sys.stderr.isatty()))  # fmt: skip
+
+
+def _show_digest(entry: Entry) -> None:
+    if entry.blob.size >= MIB:
+        message(f"{entry.path}: digesting {human(entry.blob.size)}")
 
 
 def _facts_of(reference: str, desk: Desk, cache: Cache) -> Facts:

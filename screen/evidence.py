@@ -92,7 +92,7 @@ def _configs(known: Known, source: Source, cost: Cost, means: Means) -> Known:
     for path in CONFIG_FILES:
         if known.tree is None or (entry := known.tree.find(path)) is None:
             continue
-        data = _small_file(known, source, entry, cost, means.cache)
+        data = small_file(known, source, entry, cost, means.cache)
         try:
             files[path] = parse_config(data, name=path)
         except HubMisbehaved as error:
@@ -103,7 +103,7 @@ def _configs(known: Known, source: Source, cost: Cost, means: Means) -> Known:
     return replace(known, facts=_facts(known, None))
 
 
-def _small_file(known: Known, source: Source, entry: Entry, cost: Cost, cache: Cache) -> bytes:
+def small_file(known: Known, source: Source, entry: Entry, cost: Cost, cache: Cache) -> bytes:
     """A file of a commit, from the cache if it was read before; a folder on this machine has no commit to go by."""
     if not entry.blob.known:
         return source.read_file(known.reads, known.at, entry, cost, SMALL_FILE)
@@ -144,7 +144,7 @@ def _indexed(known: Known, source: Source, cost: Cost, cache: Cache) -> Known:
     """The index: read here because it is the size of the headers, which many repos never come to."""
     if known.tree is None or (entry := known.tree.find(INDEX)) is None:
         return known
-    data = _small_file(known, source, entry, cost, cache)
+    data = small_file(known, source, entry, cost, cache)
     try:
         index = parse_index(data)
     except HubMisbehaved as error:

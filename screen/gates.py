@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime, timedelta
-from typing import Any
 
 from formulas.units import human
 
 from . import contents, loadable
 from .chain import CONFIG_FILES, Criteria, Evidence, Gate, Known
 from .findings import Answer, Outcome, Source, among, note, passed, reject, some, unknown
+from .flat import flat
 from .shards import INDEX
 
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
@@ -167,23 +167,12 @@ def twin_config(known: Known, criteria: Criteria) -> Iterator[Answer]:
     paths = [path for path in CONFIG_FILES if path in known.twin.differs]
     if not paths:
         return
-    ours, theirs = (_flat({path: bundle.files.get(path, {}) for path in paths})
+    ours, theirs = (flat({path: bundle.files.get(path, {}) for path in paths})
                     for bundle in (known.bundle, known.twin_bundle))  # fmt: skip
     differing = sorted(key for key in ours.keys() | theirs.keys() if ours.get(key) != theirs.get(key))
     changes = {key: {"here": ours.get(key), "there": theirs.get(key)} for key in differing}
     what = some([key.removeprefix("config.json.") for key in differing]) or "spelling only"
     yield note(f"with the weights of {known.twin.short}, the config differs in {what}", changes)
-
-
-def _flat(value: Mapping[str, Any], path: str = "") -> dict[str, Any]:
-    """Nested keys as dotted paths to what is not a mapping."""
-    found: dict[str, Any] = {}
-    for key, item in value.items():
-        if isinstance(item, Mapping) and item:
-            found |= _flat(item, f"{path}{key}.")
-        else:
-            found[f"{path}{key}"] = item
-    return found
 
 
 def architecture(known: Known, criteria: Criteria) -> Iterator[Answer]:

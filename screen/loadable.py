@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from formulas.deployment import Deployment
-from formulas.facts import Facts, Quantization, Role, Stack
+from formulas.facts import Facts, Role, Stack
 from formulas.formats import assign, is_matrix, matcher
 from formulas.ngram import table_format
 from formulas.roles import classify, classify_family
@@ -41,7 +41,7 @@ _FLOATS = {"BF16", "F16", "F32"}
 
 def unlisted(known: Known, criteria: Criteria) -> Iterator[Answer]:
     """Weights stored in a plain dtype that the config would have quantised, and quantised ones that it leaves out."""
-    stored, quantization = _stored(known.facts)
+    stored, quantization = linear_layers(known.facts), known.facts.quantization if known.facts else None
     if not stored or quantization is None or quantization.method is None:
         return
     if quantization.method in _READ_BY_ENGINE and not quantization.ignore:
@@ -55,9 +55,9 @@ def unlisted(known: Known, criteria: Criteria) -> Iterator[Answer]:
     scaled: defaultdict[str, list[str]] = defaultdict(list)
     for weight, wanted in zip(stored, built, strict=True):
         if weight.scheme.kind is Kind.PLAIN and wanted.scheme.kind is not Kind.PLAIN and weight.dtype in _FLOATS:
-            bare[weight.stack].append(_module(weight))
+            bare[weight.stack].append(module_name(weight))
         elif weight.scheme.kind is not Kind.PLAIN and left_out(weight):
-            scaled[weight.stack].append(_module(weight))
+            scaled[weight.stack].append(module_name(weight))
     for stack, modules in bare.items():
         found, what = grouped(modules), "MTP modules" if stack == Stack.MTP else "modules"
         yield _answer(stack, criteria)(
@@ -74,13 +74,16 @@ def unlisted(known: Known, criteria: Criteria) -> Iterator[Answer]:
         yield passed("what the quantisation config leaves out is what is stored unquantised", len(quantization.ignore))
 
 
-def _stored(facts: Facts | None) -> tuple[list[Weight], Quantization | None]:
-    """The linear layers as stored; the output layer and the PLE table have gates and rules of their own."""
+def linear_layers(facts: Facts | None) -> list[Weight]:
+    """The linear layers as stored, one expert standing for all; none where tensors are not known.
+
+    The output layer and the PLE table have gates and rules of their own and are left out.
+    """
     if facts is None or facts.tensor_groups is None:
-        return [], None
+        return []
     layers = len(facts.geometry.layers) if facts.geometry else 0
     weights = read_weights(facts.tensor_groups, layers or None)
-    return [weight for weight in weights if is_matrix(weight) and _role(weight) not in _APART], facts.quantization
+    return [weight for weight in weights if is_matrix(weight) and _role(weight) not in _APART]
 
 
 _APART = {Role.LM_HEAD, Role.PLE, Role.EMBED}
@@ -90,7 +93,7 @@ def _role(weight: Weight) -> Role:
     return classify_family(family(weight.name))[1]
 
 
-def _module(weight: Weight) -> str:
+def module_name(weight: Weight) -> str:
     """The module's name below the prefixes in which checkpoints differ; one expert stands for all."""
     below = weight.name if weight.layer is None else f"layers.{weight.layer}.{weight.name}"
     return f"mtp.{below}" if weight.stack == Stack.MTP else below
@@ -114,7 +117,7 @@ EXPERTS: tuple[tuple[str, ...], ...] = (("gate_proj", "up_proj", "down_proj"), (
 
 def fused(known: Known, criteria: Criteria) -> Iterator[Answer]:
     """Fused layers of which one part is quantised, or on the ignore list, and another is not."""
-    stored, quantization = _stored(known.facts)
+    stored, quantization = linear_layers(known.facts), known.facts.quantization if known.facts else None
     listed = matcher(quantization.ignore if quantization and quantization.method else ())
     beside: defaultdict[tuple[str, int | None, str], dict[str, Weight]] = defaultdict(dict)
     for weight in stored:
@@ -127,7 +130,7 @@ def fused(known: Known, criteria: Criteria) -> Iterator[Answer]:
             present = [members[part] for part in parts if part in members]
             kinds = [(weight.scheme.kind, listed(weight)) for weight in present]
             if len(set(kinds)) > 1:
-                halves[present[0].stack, _half(parts, present, kinds)].append(_module(present[0]))
+                halves[present[0].stack, _half(parts, present, kinds)].append(module_name(present[0]))
             elif len(present) > 1 and present[0].scheme.kind is not Kind.PLAIN:
                 whole += 1
     for (stack, how), modules in halves.items():
