@@ -25,8 +25,9 @@ from screen.repo import parse_repo_line
 from screen.wire import Limits
 
 from . import execute, inventory, progress
+from .board import Event
+from .digests import HASHERS
 from .execute import Places
-from .fetch import HASHERS, Event
 from .job import Incomplete, Order, find, plan_document, read_lock, stage
 from .lock import hold
 from .manifest import Manifest

@@ -14,7 +14,9 @@ from formulas.units import human
 from screen.repo import Revision, Tree
 
 from .blob import Incoming
-from .fetch import HASHERS, Download, Event, Fetched
+from .board import Event
+from .digests import HASHERS
+from .fetch import Download, Fetched
 from .journal import Part, forget_line, part_line
 from .layout import How, lay_out, publish_hf_cache
 from .manifest import File, Layout, Manifest, Placement

@@ -14,8 +14,8 @@ from screen.repo import Tree
 from screen.transport import Cost
 
 from . import execute
+from .board import Event
 from .execute import Outcome, Places, Wanted
-from .fetch import Event
 from .manifest import Manifest, parse_manifest
 from .plan import StagePlan, select
 from .sources import Source, Thresholds

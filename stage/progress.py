@@ -13,7 +13,7 @@ from tqdm import tqdm
 from formulas.console import json_line, message
 from formulas.units import human
 
-from .fetch import Event
+from .board import Event
 
 
 def as_json() -> Callable[[Event], None]:
