@@ -26,11 +26,13 @@ from .cache import Cache
 from .chain import Criteria, Judged, Verdict
 from .desk import Desk, default_cache_dir, opened, read_text
 from .differences import differences
+from .find import Query, Relation, find, repos_file
 from .gates import GATES
 from .policy import KEYS, Policy, parse_policy
 from .repo import Entry
 from .sides import read_and_compare
 from .survey import survey
+from .transport import Cost
 
 app = application("screen", "A shortlist of checkpoints, from what their headers say: no weights are downloaded. "
                   "`screen SOURCE...` makes one; `screen run --help` has its options.")  # fmt: skip
@@ -41,6 +43,13 @@ CacheDir = Annotated[Path | None, typer.Option(help="where headers and small fil
 Json = Annotated[bool, typer.Option("--json", help="one JSON object a line")]
 Markdown = Annotated[bool, typer.Option("--markdown", help="Markdown tables")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="no progress on stderr")]
+QuantsOf = Annotated[str | None, typer.Option(metavar="BASE", help="models made from this one, found on the Hub")]
+Kinship = Annotated[Relation, typer.Option(help="how they were made from it")]
+Search = Annotated[str | None, typer.Option(help="models whose name holds this, found on the Hub")]
+Author = Annotated[str | None, typer.Option(help="models of this author, found on the Hub")]
+Tags = Annotated[list[str] | None, typer.Option(help="of those found, only models with this tag; repeatable")]
+Since = Annotated[datetime | None, typer.Option(formats=["%Y-%m-%d"], help="of those found, only models changed since")]
+Limit = Annotated[int, typer.Option(min=1, help="at most so many are found")]
 Demo = Annotated[bool, typer.Option("--demo", help="use the embedded demo Hub; without a SOURCE, all of its repos")]
 
 
@@ -86,6 +95,9 @@ def run_command(
                        "- for stdin, a repo, or a local checkpoint folder or file")] = None,
     policy: Annotated[Path | None, typer.Option(help="a TOML file of policy keys; flags override it")] = None,
     like: Annotated[str | None, typer.Option(help="reference checkpoint: report tensors it does not have")] = None,
+    quants_of: QuantsOf = None, relation: Kinship = Relation.QUANTIZED, search: Search = None, author: Author = None,
+    tag: Tags = None, since: Since = None, limit: Limit = 100,
+    save_list: Annotated[Path | None, typer.Option(help="write what was found as a file of repo lines")] = None,
     demo: Demo = False,
     as_json: Json = False,
     as_csv: Annotated[bool, typer.Option("--csv", help="comma-separated values, bytes as numbers")] = False,
@@ -101,8 +113,19 @@ def run_command(
         raise BadInput("--json, --csv, --markdown: expected one form of output, got several")
     text = read_text(policy) if policy else ""
     wanted = parse_policy(text, name=str(policy), flags=flags)
+    query = Query(quants_of, relation, search, author, tuple(tag or ()), since and since.date(), limit)
+    if save_list and not query.asks:
+        raise BadInput("--save-list: expected something to look for (--quants-of, --search, --author, --tag), got none")
     with opened(demo, endpoint, token, cache_dir) as (desk, cache, all_of_them):
-        lines = desk.lines(sources or all_of_them)
+        lines = desk.lines(sources or ([] if query.asks else all_of_them))
+        if query.asks:
+            found = find(desk.hub, query, Cost())
+            lines += desk.also([model.id for model in found], lines)
+            if save_list:
+                _write_text(save_list, repos_file(query, found, desk.hub.endpoint, datetime.now(UTC)))
+            if not lines:
+                message("nothing was found, and nothing was named")
+                return NO
         if not lines:
             raise BadInput("SOURCE: expected a file of repo lines, -, a repo or a folder, got no candidate")
         reference = _facts_of(like, desk, cache) if like else None
@@ -117,6 +140,27 @@ def run_command(
     elif not as_json:
         data("\n".join(report.shortlist(judged, report.markdown if as_markdown else report.aligned)))
     return exit_code(verdicts)
+
+
+@app.command("find")
+def find_command(
+    *,
+    quants_of: QuantsOf = None, relation: Kinship = Relation.QUANTIZED, search: Search = None, author: Author = None,
+    tag: Tags = None, since: Since = None, limit: Limit = 100,
+    demo: Demo = False, as_json: Json = False, endpoint: Endpoint = None, token: Token = None,
+) -> int:  # fmt: skip
+    """Candidates on the Hub, as a file of repo lines: `screen find --quants-of BASE > repos.txt`."""
+    query = Query(quants_of, relation, search, author, tuple(tag or ()), since and since.date(), limit)
+    if not query.asks:
+        raise BadInput("find: expected --quants-of, --search, --author or --tag, got nothing to look for")
+    with opened(demo, endpoint, token, None) as (desk, _, _):
+        found = find(desk.hub, query, Cost())
+        if not as_json:
+            data(repos_file(query, found, desk.hub.endpoint, datetime.now(UTC)).removesuffix("\n"))
+    for model in found if as_json else ():
+        json_line(model.model_dump(mode="json", include={"id", "last_modified", "created_at", "downloads", "likes",
+                                                         "gated", "tags"}))  # fmt: skip
+    return YES if found else NO
 
 
 @app.command()
@@ -195,6 +239,13 @@ def _watched(items: Iterator[Judged], count: int, quiet: bool) -> Iterator[Judge
     """The items, with a bar on stderr where that is a terminal."""
     return iter(tqdm(items, total=count, unit="repo", file=sys.stderr, leave=False,
                      disable=quiet or not sys.stderr.isatty()))  # fmt: skip
+
+
+def _write_text(path: Path, text: str) -> None:
+    try:
+        path.write_text(text)
+    except OSError as error:
+        raise BadInput(f"{path}: expected a file that can be written, got {error.strerror}") from None
 
 
 def _show_digest(entry: Entry) -> None:

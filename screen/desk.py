@@ -54,6 +54,11 @@ class Desk:
             raise BadInput(f"{source}: expected one checkpoint, got {len(lines)}")
         return lines[0]
 
+    def also(self, repos: Sequence[str], lines: Sequence[Line]) -> list[Line]:
+        """Lines for repos of the Hub at `main`, but for those that are among the lines already."""
+        named = {line.repo.lower() for line in lines}
+        return [Line(repo, "main", self.hub) for repo in repos if repo.lower() not in named]
+
     def _lines(self, source: str) -> Iterator[Line]:
         path = Path(source)
         if source == "-":

@@ -82,10 +82,12 @@ class Hub:
 
     def models(
         self, *, search: str | None = None, author: str | None = None, filters: Sequence[str] = (),
-        sort: str | None = None, limit: int = 100, cost: Cost,
+        expand: Sequence[str] = (), sort: str | None = None, limit: int = 100, cost: Cost,
     ) -> list[ModelInfo]:  # fmt: skip
-        """At most `limit` models the Hub finds, in its order. `filters` are tags, such as `base_model:quantized:ID`."""
-        asked = [("search", search), ("author", author), *(("filter", tag) for tag in filters), ("sort", sort)]
+        """At most `limit` models the Hub finds, in its order. `filters` are tags, such as `base_model:quantized:ID`;
+        `expand` names the fields to be told instead of the usual ones."""
+        asked = [("search", search), ("author", author), *(("filter", tag) for tag in filters), ("sort", sort),
+                 *(("expand[]", field) for field in expand)]  # fmt: skip
         query = urlencode([(key, value) for key, value in asked if value] + [("limit", str(min(limit, 1000)))])
         found: list[ModelInfo] = []
         for page in self._pages(f"{self.endpoint}/api/models?{query}", "model listing", "id", cost):
