@@ -11,6 +11,7 @@ from .geometry import Attention
 from .kernels import ExpertShape, Tensors, cdiv, expert_refusal, expert_tensors, linear_tensors, up
 from .ngram import table_format, table_is_pinned
 from .place import Built, Place
+from .refusals import Cut, block_refusal, refusals
 from .schemes import PLAIN, Kind, Scheme, Weight
 from .sharding import Hold, Part, Rule, rule_for
 from .tensors import DTYPE_BITS
@@ -28,6 +29,7 @@ def build(known: Iterable[Weight], place: Place, unmodelled: list[str]) -> Itera
     def position(key: tuple[str, int | None]) -> tuple[int, int]:
         return order[key[0]], -1 if key[1] is None else key[1]
 
+    unmodelled += refusals(place)
     if place.deployment.mtp and not any(stack == "mtp" for stack, _ in layers):
         unmodelled.append("the checkpoint has no drafter (MTP) to speculate with; its weights are unknown")
     late: list[Weight] = []
@@ -106,7 +108,7 @@ def _layer(stack: str, members: list[Weight], place: Place, unmodelled: list[str
     for name, parts in sorted(merged.items(), key=_build_order):
         if (tied and parts[0][1].part is Part.LM_HEAD) or (stack == "mtp" and parts[0][1].hold is Hold.VOCAB):
             continue  # one tensor with the embedding; the drafter shares the target's
-        yield _module(stack, name, parts, place)
+        yield _module(stack, name, parts, place, unmodelled)
     if experts:
         yield _experts(stack, experts, place, unmodelled)
 
@@ -125,7 +127,7 @@ def _build_order(item: tuple[str, list[tuple[Weight, Rule]]]) -> tuple[int, int]
     )
 
 
-def _module(stack: str, name: str, parts: list[tuple[Weight, Rule]], place: Place) -> Built:
+def _module(stack: str, name: str, parts: list[tuple[Weight, Rule]], place: Place, unmodelled: list[str]) -> Built:
     first, rule = parts[0]
     if rule.hold is Hold.TABLE:
         return _table(parts, place)
@@ -139,6 +141,9 @@ def _module(stack: str, name: str, parts: list[tuple[Weight, Rule]], place: Plac
     for weight, own in parts:
         rows, inner = _slice(weight, own, stack, place)
         outs += rows
+    tiled = scheme.kind is Kind.FP8_BLOCK
+    if tiled and (reason := block_refusal(name, scheme.block, outs, inner, _cut(rule, place))):
+        unmodelled.append(reason)
     if name.endswith("_hc.down"):
         outs.append(-sum(outs) % 16)
     biased = any(w.bias for w, _ in parts) and not _is_empty_bias(first, place)
@@ -149,6 +154,12 @@ def _module(stack: str, name: str, parts: list[tuple[Weight, Rule]], place: Plac
     if name == "kv_b_proj" or first.name.endswith(".kv_b_proj"):
         tensors = _with_absorbed(tensors, scheme, sum(outs) * inner, place)
     return Built(stack, rule.part, tensors)
+
+
+def _cut(rule: Rule, place: Place) -> Cut:
+    if place.tp == 1 or rule.hold is Hold.WHOLE:
+        return Cut.NEITHER
+    return Cut.COLUMNS if rule.hold is Hold.COLUMNS else Cut.ROWS
 
 
 def _is_empty_bias(weight: Weight, place: Place) -> bool:

@@ -19,7 +19,7 @@ from .kernels import Runtime
 from .modules import build
 from .place import Built, Place
 from .releases import rules
-from .schemes import read_weights
+from .schemes import PLAIN, Weight, read_weights
 from .tensors import TensorGroup
 from .units import MIB
 
@@ -66,8 +66,22 @@ def weights(
             known, more = assign(known, quantization.method, quantization.config, quantization.ignore)
             reasons = (*reasons, *more)
     unmodelled = list(reasons)
+    known = _requantised(known, place, unmodelled)
+    if deployment.sm is None and any(weight.scheme != PLAIN for weight in known):
+        unmodelled.append("the kernels that quantised weights are prepared for depend on the card: pass its capability")
     built = list(build(known, place, unmodelled))
     return _summary(built, place, "config" if groups is None else "header", tuple(dict.fromkeys(unmodelled)))
+
+
+def _requantised(known: list[Weight], place: Place, unmodelled: list[str]) -> list[Weight]:
+    """The weights after `--quantization`: what the checkpoint is stored in already, or FP8 made while loading."""
+    asked, stored = place.deployment.quantization, place.quantization.method if place.quantization else None
+    if asked is None or (stored is not None and asked.split("_")[0] == stored.split("_")[0]):
+        return known
+    if asked == "fp8" and stored is None:
+        return assign(known, "fp8", {}, ())[0]
+    unmodelled.append(f"--quantization {asked} on a checkpoint stored as {stored or 'plain'}: not modelled")
+    return known
 
 
 def _runtime(geometry: Geometry, deployment: Deployment) -> Runtime:

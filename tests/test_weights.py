@@ -131,3 +131,73 @@ def test_versions_and_capabilities():
     assert parse_capability("12.1") == 121
     with pytest.raises(ValueError, match="expected"):
         parse_capability("twelve")
+
+
+def small_moe(experts=16, heads=16, kv=4):
+    return parse_geometry({
+        "architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "dtype": "bfloat16", "vocab_size": 1000,
+        "hidden_size": 512, "intermediate_size": 1024, "num_hidden_layers": 4, "num_attention_heads": heads,
+        "num_key_value_heads": kv, "head_dim": 64, "num_experts": experts, "num_experts_per_tok": 2,
+        "moe_intermediate_size": 256, "max_position_embeddings": 4096, "tie_word_embeddings": False,
+    })  # fmt: skip
+
+
+FP8 = Quantization(method="fp8", config={"quant_method": "fp8", "weight_block_size": [128, 128]})
+
+
+@pytest.mark.parametrize(("tp", "kv"), [(1, 4), (2, 4), (4, 4), (8, 4), (16, 2)])
+def test_ranks_hold_the_model_once_and_repeat_only_what_they_must(tp, kv):
+    whole = weights(small_moe(kv=kv), None, None, Deployment())
+    rank = weights(small_moe(kv=kv), None, None, Deployment(tp=tp))
+    assert rank.by["expert"] * tp == whole.by["expert"]
+    assert rank.by["embed"] == -(-1024 // tp) * 512 * 2  # the vocabulary is padded to 64 first
+    for part in ("router", "norm", "rope_cache"):
+        assert rank.by[part] == whole.by[part]
+    q_and_o, each_kv = 2 * 16 * 64 * 512 * 2, 2 * 64 * 512 * 2  # query and output, one key-value head's pair
+    small = 2 * 64 * 2 + 6 * 4  # norms, scales
+    assert rank.by["attention"] == 4 * (q_and_o // tp + max(1, kv // tp) * each_kv + small)
+
+
+@given(st.integers(1, 40), st.sampled_from([1, 2, 4, 8]), st.sampled_from([1, 2]))
+def test_expert_parallel_ranks_share_all_experts(experts, tp, dp):
+    geometry = small_moe(experts=experts)
+    whole = weights(geometry, None, None, Deployment()).by["expert"]
+    deployment = Deployment(tp=tp, dp=dp, expert_parallel=True)
+    held = [weights(geometry, None, None, deployment, rank).by["expert"] for rank in range(tp * dp)]
+    assert sum(held) == whole
+    assert max(held) - min(held) <= whole // experts
+
+
+@pytest.mark.parametrize("pp", [1, 2, 3, 4])
+def test_pipeline_stages_share_all_layers(pp):
+    whole = weights(small_moe(), None, None, Deployment())
+    stages = [weights(small_moe(), None, None, Deployment(pp=pp), rank) for rank in range(pp)]
+    for part in ("expert", "attention", "router", "embed", "lm_head"):
+        assert sum(stage.by.get(part, 0) for stage in stages) == whole.by[part]
+
+
+def test_what_an_engine_refuses_is_unknown_with_its_reason():
+    three = weights(small_moe(heads=16), None, None, Deployment(tp=3))
+    assert three.allocated is None
+    assert "not divisible by --tensor-parallel-size 3" in three.unmodelled[0]
+    uncut = weights(small_moe(), FP8, None, Deployment(tp=16, capability="9.0"))
+    assert any("tiles" in reason for reason in uncut.unmodelled)
+    silent = weights(small_moe(), FP8, None, Deployment())
+    assert any("capability" in reason for reason in silent.unmodelled)
+    forced = weights(small_moe(), None, None, Deployment(moe_backend="triton"))
+    assert forced.allocated is None
+
+
+def test_quantisation_asked_for_at_start_up():
+    plain = weights(small_moe(), None, None, Deployment(capability="9.0"))
+    online = weights(small_moe(), None, None, Deployment(capability="9.0", quantization="fp8"))
+    assert 0.49 < online.by["expert"] / plain.by["expert"] < 0.51
+    assert online.by["lm_head"] == plain.by["lm_head"]
+    other = weights(small_moe(), FP8, None, Deployment(capability="9.0", quantization="awq"))
+    assert "--quantization awq" in other.unmodelled[0]
+
+
+def test_a_drafter_that_is_not_there_is_not_zero():
+    got = weights(small_moe(), None, None, Deployment(mtp=2))
+    assert got.mtp_allocated is None
+    assert any("drafter" in reason for reason in got.unmodelled)
