@@ -145,6 +145,7 @@ TEXT_RULES = _rules(
 """Weights of the text model and its drafter. The first matching rule decides."""
 
 TOWER_RULES = _rules(
+    (r"(^|\.)patch_embedding\.linear$", Part.VISION, Hold.ROWS),  # Llama 4
     # Gemma 4 and 3n build their towers by transformers' own classes: replicated.
     (r"\.linear$|^patch_embedder\.|relative_k_proj$|embedding_projection$", Part.VISION, Hold.WHOLE),
     (r"(attn\.qkv|attn\.qkv_proj|wqkv)$", Part.VISION, Hold.ROWS),

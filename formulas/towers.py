@@ -116,11 +116,38 @@ def _moonvit(v: Vision, hidden: int) -> Iterator[Weight]:
     yield _weight("mm_projector.linear_2", (hidden, wide), bias=True)
 
 
+def _llama4(v: Vision, hidden: int) -> Iterator[Weight]:
+    """Llama 4: pixels unfolded into a linear layer, a pixel-shuffling adapter of 4096 channels, one projection."""
+    size, inter, patch = v.hidden_size or 0, v.intermediate_size or 0, v.patch_size or 14
+    yield _weight("patch_embedding.linear", (size, (v.channels or 3) * patch * patch))
+    yield _weight("class_embedding", (size,))
+    yield _weight("positional_embedding_vlm", (((v.image_size or 0) // patch) ** 2 + 1, size))
+    for norm in ("layernorm_pre", "layernorm_post"):
+        yield _weight(norm, (size,), bias=True)
+    for i in range(v.depth or 0):
+        for name in ("q_proj", "k_proj", "v_proj", "o_proj"):
+            yield _weight(f"self_attn.{name}", (size, size), i, bias=True)
+        yield _weight("mlp.fc1", (inter, size), i, bias=True)
+        yield _weight("mlp.fc2", (size, inter), i, bias=True)
+        for norm in ("input_layernorm", "post_attention_layernorm"):
+            yield _weight(norm, (size,), i, bias=True)
+    yield _weight("vision_adapter.mlp.fc1", (4096, inter))
+    yield _weight("vision_adapter.mlp.fc2", (4096, 4096))
+    yield _weight("multi_modal_projector.linear_1", (hidden, v.out_hidden_size or 4096))
+
+
+# A Llama 4 config without a vision part gets the tower of transformers' Llama4VisionConfig.
+_LLAMA4_DEFAULT = Vision(
+    model_type="llama4_vision_model", depth=34, hidden_size=768, intermediate_size=5632, heads=16, patch_size=14,
+    image_size=448, channels=3, out_hidden_size=7680,
+)  # fmt: skip
+
 _TOWERS: dict[str, Callable[[Vision, int], Iterator[Weight]]] = {
     **dict.fromkeys(("qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe", "qwen4_exp"), _qwen3),
     "siglip_vision_model": _siglip,
     "gemma4_vision": _gemma4,
     "pixtral": _pixtral,
+    "llama4_vision_model": _llama4,
     **dict.fromkeys(("kimi_k25", "moonvit", "kimi_k25_vision"), _moonvit),
 }
 # Remote-code configs leave the tower's type out; the model's own type says it.
@@ -128,10 +155,15 @@ _BY_MODEL = {"kimi_k25": _moonvit, "qwen3_5": _qwen3, "qwen3_5_moe": _qwen3, "qw
              "qwen3_vl_moe": _qwen3, "gemma3": _siglip}  # fmt: skip
 
 
+def _vision(g: Geometry) -> Vision | None:
+    return _LLAMA4_DEFAULT if g.vision is None and g.model_type == "llama4" else g.vision
+
+
 def _tower(g: Geometry) -> Callable[[Vision, int], Iterator[Weight]] | None:
-    if g.vision is None:
+    vision = _vision(g)
+    if vision is None:
         return None
-    return _TOWERS.get(g.vision.model_type or "") or _BY_MODEL.get(g.model_type or "")
+    return _TOWERS.get(vision.model_type or "") or _BY_MODEL.get(g.model_type or "")
 
 
 def unknown_towers(g: Geometry) -> tuple[str, ...]:
@@ -147,9 +179,9 @@ def unknown_towers(g: Geometry) -> tuple[str, ...]:
 
 def tower_weights(g: Geometry) -> Iterator[Weight]:
     """The weights of the vision tower, then of the audio tower."""
-    tower, hidden = _tower(g), g.hidden_size or 0
-    if tower is not None and g.vision is not None:
-        yield from tower(g.vision, hidden)
+    tower, vision, hidden = _tower(g), _vision(g), g.hidden_size or 0
+    if tower is not None and vision is not None:
+        yield from tower(vision, hidden)
     if g.audio and g.model_type == "gemma4":
         yield from _gemma4_audio(hidden)
 
