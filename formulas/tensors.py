@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import product
 from math import prod
 from typing import NamedTuple
@@ -65,6 +65,13 @@ class TensorGroup(NamedTuple):
         """The numbers the brace at `position` (from 0) runs over."""
         return self._ranges()[position]
 
+    def parted(self, position: int, limit: int) -> list[TensorGroup]:
+        """The group as two: numbers at `position` below the limit, and the others; as one where all are alike."""
+        literals, ranges = _parse(self.pattern)
+        sides = [n for n in ranges[position] if n < limit], [n for n in ranges[position] if n >= limit]
+        parts = [(*ranges[:position], side, *ranges[position + 1 :]) for side in sides if side]
+        return [self._replace(pattern=_spell(literals, part)) for part in parts]
+
     def literals(self) -> list[str]:
         """The texts around the braces: one more than there are braces."""
         return _parse(self.pattern)[0]
@@ -92,15 +99,28 @@ def family(name: str) -> str:
     return name.encode(errors="surrogatepass").translate(None, DIGITS).decode(errors="surrogatepass")
 
 
+def families(names: Sequence[str]) -> list[str]:
+    """The family of each name, all at once: a tenth of the time a name."""
+    joined = "\n".join(names)
+    found = family(joined).split("\n")
+    return found if len(found) == len(names) else [family(name) for name in names]  # a name may hold the separator
+
+
 def fold(tensors: Iterable[tuple[str, str, tuple[int, ...]]]) -> list[TensorGroup]:
     """(name, dtype, shape) triples as groups, sorted by pattern: `expand` gives back exactly the same set."""
-    families: defaultdict[tuple[bytes, str, tuple[int, ...]], list[str]] = defaultdict(list)
-    for name, dtype, shape in tensors:
-        families[name.encode(errors="surrogatepass").translate(None, DIGITS), dtype, shape].append(name)
+    triples = list(tensors)
+    return fold_columns([name for name, _, _ in triples], [(dtype, shape) for _, dtype, shape in triples])
+
+
+def fold_columns(names: Sequence[str], forms: Iterable[tuple[str, tuple[int, ...]]]) -> list[TensorGroup]:
+    """The same of names and their (dtype, shape), in two columns."""
+    members: defaultdict[tuple[str, tuple[str, tuple[int, ...]]], list[str]] = defaultdict(list)
+    for name, kin, form in zip(names, families(names), forms, strict=True):
+        members[kin, form].append(name)
     groups = [
         TensorGroup(_spell(literals, ranges), dtype, shape)
-        for (_, dtype, shape), names in families.items()
-        for literals, ranges in _full_product(names) or _products_of(names)
+        for (_, (dtype, shape)), alike in members.items()
+        for literals, ranges in _full_product(alike) or _products_of(alike)
     ]
     return sorted(groups)
 
@@ -151,7 +171,7 @@ def _products(members: set[tuple[int, ...]]) -> list[tuple[tuple[int, ...], ...]
     return [(tuple(sorted(firsts)), *ranges) for rests, firsts in by_tail.items() for ranges in _products(set(rests))]
 
 
-def _spell(literals: tuple[str, ...], ranges: tuple[tuple[int, ...], ...]) -> str:
+def _spell(literals: Sequence[str], ranges: Sequence[Sequence[int]]) -> str:
     first, *rest = (text.replace("{", "{{").replace("}", "}}") for text in literals)
     return first + "".join(f"{{{_spell_numbers(r)}}}{text}" for r, text in zip(ranges, rest, strict=True))
 
@@ -172,7 +192,7 @@ def _parse(pattern: str) -> tuple[list[str], list[list[int]]]:
     return literals, ranges
 
 
-def _spell_numbers(numbers: tuple[int, ...]) -> str:
+def _spell_numbers(numbers: Sequence[int]) -> str:
     runs: list[list[int]] = []
     for n in numbers:
         if runs and n == runs[-1][1] + 1:

@@ -10,9 +10,8 @@ import json
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
-from itertools import compress
+from itertools import chain
 from math import prod
-from operator import not_
 from typing import Any
 
 import orjson
@@ -21,7 +20,7 @@ from formulas.errors import HubMisbehaved, ToolkitError
 from formulas.facts import Cell, Experts, Facts, Mtp, Ple, Quantization, Role, Stack
 from formulas.geometry import Geometry, parse_geometry
 from formulas.roles import classify, classify_family, is_numbered_mtp
-from formulas.tensors import DIGITS, TensorGroup, fold, tensor_bytes
+from formulas.tensors import TensorGroup, family, fold_columns, tensor_bytes
 
 from .formats import PLAIN, Module, by_role, leading, modules
 from .header import Form, Header
@@ -32,6 +31,7 @@ Counts = Mapping[tuple[str, Form], int]
 
 _TABLE = re.compile(r"(?:^|\.)(?:ngram_embeddings?|embed_tokens_per_layer|engram\w*\.(?:.*\.)?\w*embed\w*)(?:\.|$)")
 _JOIN = re.compile(r"(?:^|\.)layers\.([0-9]{1,9})\.eh_proj\.weight$")
+_BEFORE_LAYER = re.compile(r"(?:^|\.)layers\.$")
 _PLE_KINDS = (
     ("per_layer", re.compile(r"(?:^|\.)(?:embed_tokens_per_layer|per_layer_\w+)(?:\.|$)")),
     ("engram", re.compile(r"(?:^|\.)engram\w*(?:\.|$)")),
@@ -67,8 +67,8 @@ def _encodable(value: Any) -> Any:
 
 def census(headers: Mapping[str, Header], config: Mapping[str, Any] | None) -> tuple[Cell, ...]:
     """Tensors, elements and bytes by stack, role and dtype. The cells sum to the data bytes of the files."""
-    _, counts = _count(headers, config or {})
-    cells = _cells(counts)
+    layers, groups = _groups(headers.values(), config or {})
+    cells = _cells(_counts(groups, layers))
     assert sum(cell.bytes for cell in cells) == sum(header.data_bytes for header in headers.values())
     return cells
 
@@ -96,7 +96,8 @@ def derive(
     known = config or {}
     geometry = _geometry(config)
     quant = quantization_config(known, hf_quant)
-    layers, counts = (None, None) if headers is None else _count(headers, known)
+    layers, groups = (None, None) if headers is None else _groups(headers.values(), known)
+    counts = None if groups is None else _counts(groups, layers)
     found = None if counts is None else modules(counts, quant)
     facts = Facts(
         repo=repo,
@@ -111,10 +112,9 @@ def derive(
         ple=_ple(None, None, known, geometry),
         geometry=geometry,
     )
-    if headers is None or counts is None:
+    if counts is None:
         return facts
     cells = _cells(counts)
-    groups = _groups(headers.values(), layers)
     return facts.model_copy(update={
         "tensor_bytes": sum(cell.bytes for cell in cells),
         "tensors": sum(cell.tensors for cell in cells),
@@ -126,29 +126,38 @@ def derive(
     })  # fmt: skip
 
 
-def _count(headers: Mapping[str, Header], config: Mapping[str, Any]) -> tuple[int | None, dict[tuple[str, Form], int]]:
-    """(the number from which layers are MTP, tensors by family and form).
+def _groups(headers: Iterable[Header], config: Mapping[str, Any]) -> tuple[int | None, tuple[TensorGroup, ...]]:
+    """(the number from which layers are MTP, all tensors folded; numbered MTP layers apart, so that a group is of one
+    stack).
 
     Where the config is silent, a layer that joins embedding and hidden state (`eh_proj`) is MTP all the same.
     """
+    held = list(headers)
+    names = list(chain.from_iterable(header.names for header in held))
+    groups = fold_columns(names, chain.from_iterable(header.forms for header in held))
     layers = mtp_from(config)
-    counts = _counts(headers.values(), layers)
-    if layers is None and any(name.endswith("layers..eh_proj.weight") for name, _ in counts):
-        joins = [_JOIN.search(name) for header in headers.values() for name in header.names if "eh_proj" in name]
+    if layers is None:
+        joins = [_JOIN.search(name) for group in groups if "eh_proj" in group.pattern for name in group.names()]
         layers = min((int(match[1]) for match in joins if match), default=None)
-        counts = _counts(headers.values(), layers)
-    return layers, counts
+    if layers is None:
+        return None, tuple(groups)
+    return layers, tuple(sorted(part for group in groups for part in _apart(group, layers)))
 
 
-def _counts(headers: Iterable[Header], layers: int | None) -> dict[tuple[str, Form], int]:
+def _apart(group: TensorGroup, layers: int) -> list[TensorGroup]:
+    """The group's layers below this number and from it on."""
+    at = next((i for i, text in enumerate(group.literals()[:-1]) if _BEFORE_LAYER.search(text)), None)
+    return [group] if at is None else group.parted(at, layers)
+
+
+def _counts(groups: Iterable[TensorGroup], layers: int | None) -> Counts:
     """Tensors by family and form; a numbered MTP layer counts as the family it has under `mtp.`."""
-    counts: Counter[tuple[bytes, Form]] = Counter()
-    for header in headers:
-        names: Iterable[str] = header.names
-        if layers is not None:
-            names = (f"mtp.{name}" if is_numbered_mtp(name, layers) else name for name in names)
-        counts.update(zip([name.encode().translate(None, DIGITS) for name in names], header.forms, strict=True))
-    return {(name.decode(), form): copies for (name, form), copies in counts.items()}
+    counts: Counter[tuple[str, Form]] = Counter()
+    for group in groups:
+        kin = family("".join(group.literals()))
+        numbered = is_numbered_mtp(next(group.names()), layers)
+        counts[f"mtp.{kin}" if numbered else kin, (group.dtype, group.shape)] += group.copies
+    return counts
 
 
 def _cells(counts: Counts) -> tuple[Cell, ...]:
@@ -165,16 +174,6 @@ def _cells(counts: Counts) -> tuple[Cell, ...]:
         for stack, role, dtype in ordered
         for n, elements, size in [sums[stack, role, dtype]]
     )
-
-
-def _groups(headers: Iterable[Header], layers: int | None) -> tuple[TensorGroup, ...]:
-    """All tensors folded; numbered MTP layers apart, so that a group is of one stack."""
-    tensors = ((name, *form) for header in headers for name, form in zip(header.names, header.forms, strict=True))
-    if layers is None:
-        return tuple(fold(tensors))
-    held = list(tensors)
-    later = [is_numbered_mtp(name, layers) for name, _, _ in held]
-    return tuple(sorted(fold(compress(held, map(not_, later))) + fold(compress(held, later))))
 
 
 def _geometry(config: Mapping[str, Any] | None) -> Geometry | None:

@@ -9,6 +9,7 @@ the last), this one follows the format's text and refuses them.
 from __future__ import annotations
 
 import json
+import re
 from itertools import accumulate, chain
 from operator import itemgetter, sub
 from typing import Any, NamedTuple
@@ -23,6 +24,7 @@ HEADER_CAP = 100_000_000
 
 _MAX = 2**64 - 1  # the format's numbers are u64
 _METADATA = "__metadata__"
+Buffer = bytes | memoryview
 _MAGIC = {
     b"version ": "a Git LFS pointer; the file itself was never uploaded or downloaded",
     b"<": "an HTML or XML page",
@@ -88,36 +90,86 @@ def parse_header(data: bytes, *, file_size: int, name: str) -> Header:
     length = header_length(data[:8], file_size=file_size, name=name)
     if len(data) < 8 + length:
         raise HeaderError(f"{name}: expected {length} bytes of header, got {len(data) - 8}; the read was cut short")
-    try:
-        document = orjson.loads(memoryview(data)[8 : 8 + length])  # a view: no second copy of 40 MB
-    except orjson.JSONDecodeError as error:
-        raise HeaderError(f"{name}: expected a header in JSON, got {data[8:48]!r}: {error}") from None
-    metadata, entries = _contents(document, name)
-    _refuse_duplicates(data, 8 + length, document, name)
-    return _whole(_columns(entries, name), metadata, length, file_size - 8 - length, name)
+    text = memoryview(data)[8 : 8 + length]  # a view: no second copy of 40 MB
+    metadata, columns = _as_written(text) or _as_json(text, name)
+    return _whole(columns, metadata, length, file_size - 8 - length, name)
 
 
-def parse_header_dict(document: object, *, file_size: int, name: str) -> Header:
-    """The header in a JSON object that was parsed elsewhere, as the Hub's safetensors-metadata route sends it.
+def parse_stated_header(text: bytes, *, file_size: int, name: str) -> Header:
+    """The header in JSON that was read and written again elsewhere, as the Hub's safetensors-metadata route sends it.
 
     The check of size is weaker: the header's own length is not known, so it is taken to be what the file has beside
-    its data, and only refused where that is shorter than the JSON or longer than the format allows. Duplicate keys
-    cannot be seen. Raises HeaderError.
+    its data, and only refused where that is shorter than the JSON or longer than the format allows. Raises HeaderError.
     """
-    metadata, entries = _contents(document, name)
-    columns = _columns(entries, name)
+    metadata, columns = _as_written(text) or _as_json(text, name)
     data_bytes = max(columns.stops, default=0)
-    length = file_size - 8 - data_bytes
-    try:
-        shortest = len(orjson.dumps(document))
-    except orjson.JSONEncodeError as error:
-        raise HeaderError(f"{name}: expected a plain header in JSON, got one that cannot be written: {error}") from None
+    length, shortest = file_size - 8 - data_bytes, len(text)
     if not shortest <= length <= HEADER_CAP:
         raise HeaderError(
             f"{name}: tensors take {data_bytes} bytes and the header {shortest} or more, file has {file_size}; "
             + ("the upload is truncated" if length < shortest else "there are bytes after the last tensor")
         )
     return _whole(columns, metadata, length, data_bytes, name)
+
+
+# A tensor as the format's own writers spell it; all between two names that is not the offsets is a few dozen texts.
+_ENTRY = re.compile(
+    r'"([^"\\\x00-\x1f]*)":\{"dtype":"(\w+","shape":\[[0-9,]*\]),"data_offsets":\[(0|[1-9][0-9]*),(0|[1-9][0-9]*)\]\}'
+)
+
+
+def _as_written(text: Buffer) -> tuple[dict[str, str] | None, _Columns] | None:
+    """What `_as_json` gives of a header that is spelled as the format's writers do, in half the time; None of others.
+
+    The entries and what stands between them are all of the text, so nothing in it goes unseen.
+    """
+    try:
+        parts = _ENTRY.split(str(text, "utf-8"))
+        between, names, kinds, starts, stops = (parts[i::5] for i in range(5))
+        metadata = _metadata_before(between[0])
+        shared = {kind: _form(kind) for kind in set(kinds)}
+    except (ValueError, KeyError):
+        return None
+    if not names or set(between[1:-1]) - {","} or between[-1].rstrip(" ") != "}":
+        return None
+    if len(set(names)) < len(names) or _METADATA in names:
+        return None
+    columns = _Columns(names, list(map(shared.__getitem__, kinds)), list(map(int, starts)), list(map(int, stops)))
+    sizes = {kind: _size(*form) for kind, form in shared.items()}
+    if list(map(sub, columns.stops, columns.starts)) != list(map(sizes.__getitem__, kinds)):
+        return None
+    return metadata, columns
+
+
+def _metadata_before(text: str) -> dict[str, str] | None:
+    """The metadata before the first tensor; None where there is none. Raises ValueError where it is spelled oddly."""
+    if text == "{":
+        return None
+    document: dict[str, Any] = orjson.loads(text.removesuffix(",") + "}")
+    found: dict[str, str] | None = document.get(_METADATA)
+    plain = len(document) == 1 and isinstance(found, dict) and set(map(type, found.values())) <= {str}
+    if found is None or not plain or not text.endswith(",") or "\\" in text or text.count('"') != 2 + 4 * len(found):
+        raise ValueError(text)
+    return found
+
+
+def _form(kind: str) -> Form:
+    """Dtype and shape of `BF16","shape":[640,1280]`. Raises ValueError, KeyError for what the format does not know."""
+    dtype, _, shape = kind.partition('","shape":')
+    if dtype not in DTYPE_BITS:
+        raise KeyError(dtype)
+    return dtype, tuple(orjson.loads(shape))
+
+
+def _as_json(text: Buffer, name: str) -> tuple[dict[str, str] | None, _Columns]:
+    """Metadata and tensors of a header, each tensor right by itself. Raises HeaderError."""
+    try:
+        document = orjson.loads(text)
+    except orjson.JSONDecodeError as error:
+        raise HeaderError(f"{name}: expected a header in JSON, got {bytes(text[:40])!r}: {error}") from None
+    metadata, entries = _contents(document, name)
+    _refuse_duplicates(bytes(text), document, name)
+    return metadata, _columns(entries, name)
 
 
 def _contents(document: object, name: str) -> tuple[dict[str, str] | None, dict[str, Any]]:
@@ -138,7 +190,7 @@ def _contents(document: object, name: str) -> tuple[dict[str, str] | None, dict[
     return metadata, tensors
 
 
-def _refuse_duplicates(data: bytes, end: int, document: dict[str, Any], name: str) -> None:
+def _refuse_duplicates(text: bytes, document: dict[str, Any], name: str) -> None:
     """Raises HeaderError if a key occurs twice in one object; parsers keep one of them silently.
 
     Without backslashes every string has two quotes, so counting quotes counts strings. Only a header with more
@@ -147,7 +199,7 @@ def _refuse_duplicates(data: bytes, end: int, document: dict[str, Any], name: st
     metadata = document.get(_METADATA)
     tensors = len(document) - (_METADATA in document)
     strings = 5 * tensors + (_METADATA in document) + 2 * len(metadata or ())
-    if data.count(b'"', 8, end) == 2 * strings and data.find(b"\\", 8, end) < 0:
+    if text.count(b'"') == 2 * strings and b"\\" not in text:
         return
 
     def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -159,7 +211,7 @@ def _refuse_duplicates(data: bytes, end: int, document: dict[str, Any], name: st
         return found
 
     try:
-        json.loads(data[8:end], object_pairs_hook=once)
+        json.loads(text, object_pairs_hook=once)
     except (ValueError, RecursionError) as error:  # what orjson reads and the standard library does not
         raise HeaderError(f"{name}: expected a plain header in JSON, got {error}") from None
 

@@ -11,21 +11,16 @@ from __future__ import annotations
 import threading
 from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import Executor, Future
-from typing import Any
-
-import orjson
 
 from formulas.errors import HeaderError
 from formulas.units import KIB
 
 from .cache import Cache, Kind
-from .header import HEADER_CAP, Header, header_length, parse_header, parse_header_dict
+from .header import HEADER_CAP, Header, header_length, parse_header
 from .repo import Entry, Revision
 from .source import Source, name
+from .stated import Headers, cut, parse_stated, whole
 from .transport import Cost
-
-Headers = dict[str, Header | HeaderError]
-"""What each file's header is, or why it is none."""
 
 _FIRST_RANGE = 64 * KIB  # with nothing known: longer than 9 of 10 headers of whole models in one file
 _PER_TENSOR = 72.0  # bytes a tensor takes beside its name, before any was seen
@@ -100,25 +95,30 @@ def read_headers_in_one(
     """
     if all(entry.blob.known and cache.holds(Kind.HEADER, entry.blob.oid) for entry in entries):
         return None
-    found: Headers = {}
+    sizes = {entry.path: entry.blob.size for entry in entries}
+    names = {entry.path: name(repo, revision.commit, entry.path) for entry in entries}
+    kept: dict[str, bytes] = {}
     for entry in entries:
-        kept = cache.load(Kind.API, entry.blob.oid) if entry.blob.known else None
-        if kept is None:
+        if (text := cache.load(Kind.API, entry.blob.oid) if entry.blob.known else None) is None:
             break
-        found[entry.path] = _parsed(orjson.loads(kept), entry, name(repo, revision.commit, entry.path))
+        kept[entry.path] = text
     else:
         cost.add(cached_headers=len(entries))
-        return found
-    answer = source.metadata_in_one(repo, revision, index, cost)
-    folder, slash, _ = index.rpartition("/")
-    shards = {folder + slash + path: header for path, header in (answer or {}).get("headers", {}).items()}
-    if not {entry.path for entry in entries} <= shards.keys():
-        return None
-    for entry in entries:
-        found[entry.path] = _parsed(shards[entry.path], entry, name(repo, revision.commit, entry.path))
-        if entry.blob.known:
-            cache.keep(Kind.API, entry.blob.oid, orjson.dumps(shards[entry.path]))
-    return found
+        return parse_stated(kept, sizes, names)
+    body = source.metadata_in_one(repo, revision, index, cost)
+    folder = index.rpartition("/")[0] + "/" if "/" in index else ""
+    for way in (cut, whole):
+        texts = way(body, [path.removeprefix(folder) for path in sizes]) if body else None
+        if texts is None:
+            continue
+        texts = {folder + path: text for path, text in texts.items()}
+        found = parse_stated(texts, sizes, names)
+        if way is whole or not any(isinstance(header, HeaderError) for header in found.values()):
+            for entry in entries:
+                if entry.blob.known:
+                    cache.keep(Kind.API, entry.blob.oid, texts[entry.path])
+            return found
+    return None
 
 
 def _read(
@@ -152,13 +152,6 @@ def _fetch(
     if whole > len(data):
         data += source.read_range(repo, commit, entry, len(data), whole, cost)
     return data[:whole]
-
-
-def _parsed(document: Any, entry: Entry, subject: str) -> Header | HeaderError:
-    try:
-        return parse_header_dict(document, file_size=entry.blob.size, name=subject)
-    except HeaderError as error:
-        return error
 
 
 def _spelled(names: Collection[str]) -> int:

@@ -181,8 +181,8 @@ class Hub:
         with self._lock:
             self._locations.pop((repo, commit, path), None)
 
-    def metadata_in_one(self, repo: str, revision: Revision, index: str, cost: Cost) -> dict[str, Any] | None:
-        """The Hub's own reading of all shard headers, {"index", "headers": {shard: header}}; 2 or 3 requests.
+    def metadata_in_one(self, repo: str, revision: Revision, index: str, cost: Cost) -> bytes | None:
+        """The Hub's own reading of all shard headers, {"index", "headers": {shard: header}}, as JSON; 2 or 3 requests.
 
         Served for `main` only: None unless the commit is what `main` is before and after, or where it is not served.
         Source: huggingface_hub 2.4.0 hf_api.py `get_sharded_safetensors_metadata`.
@@ -192,13 +192,11 @@ class Hub:
                 return None
             url = f"{self._api(repo)}/safetensors-metadata/{quote(index, safe='')}"
             body = self._call(url, name(repo, revision.commit, "safetensors-metadata"), cost, METADATA_CAP)[1]
-            answer = orjson.loads(body)
             if self._main(repo, cost) != revision.commit:
                 return None
-        except (NotFound, HubMisbehaved, orjson.JSONDecodeError):
+        except (NotFound, HubMisbehaved):
             return None
-        headers = answer.get("headers") if isinstance(answer, dict) else None
-        return answer if isinstance(headers, dict) and headers else None
+        return body
 
     def _main(self, repo: str, cost: Cost) -> Any:
         answer = self._json(f"{self._api(repo)}/revision/main?expand%5B%5D=sha", f"{repo}@main", cost)

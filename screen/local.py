@@ -6,7 +6,6 @@ import os
 import re
 import stat
 from pathlib import Path
-from typing import Any
 
 from formulas.errors import BadInput, HubMisbehaved, NotFound
 from formulas.units import human
@@ -70,7 +69,7 @@ class Local:
             raise HubMisbehaved(f"{path}: expected bytes {start}-{stop}, got {len(data)}; it changed while it was read")
         return data
 
-    def metadata_in_one(self, repo: str, revision: Revision, index: str, cost: Cost) -> dict[str, Any] | None:
+    def metadata_in_one(self, repo: str, revision: Revision, index: str, cost: Cost) -> bytes | None:
         """None: ranges of a local file are as cheap."""
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections import defaultdict
 from collections.abc import Container, Iterable, Iterator, Mapping
 from typing import NamedTuple
+
+import orjson
 
 from formulas.errors import HubMisbehaved
 
@@ -54,11 +55,11 @@ class Problem(NamedTuple):
 def parse_index(data: bytes, *, name: str = INDEX) -> Index:
     """The index in a file's bytes. Raises HubMisbehaved where it maps no tensors to files, or to unsafe paths."""
     try:
-        document = json.loads(data)
-    except (ValueError, RecursionError) as error:
+        document = orjson.loads(data)
+    except orjson.JSONDecodeError as error:
         raise HubMisbehaved(f"{name}: expected JSON, got {data[:40]!r}: {error}", code="malformed_index") from None
     found = document.get("weight_map") if isinstance(document, dict) else None
-    if not isinstance(found, dict) or not all(isinstance(shard, str) for shard in found.values()):
+    if not isinstance(found, dict) or not set(map(type, found.values())) <= {str}:
         raise HubMisbehaved(f"{name}: expected a weight_map of tensors to files, got none", code="malformed_index")
     for shard in set(found.values()):
         check_path(shard)

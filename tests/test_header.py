@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from formulas.errors import HeaderError
 from formulas.tensors import DTYPE_BITS
 from screen import header as module
-from screen.header import HEADER_CAP, header_length, parse_header, parse_header_dict
+from screen.header import HEADER_CAP, header_length, parse_header, parse_stated_header
 
 EDGE_CASES = Path(__file__).parents[1].parent / "shared" / "data" / "safetensors" / "edge_cases"
 QUICK = settings(deadline=None, max_examples=200)
@@ -78,7 +78,7 @@ def test_a_valid_header_is_read_whole(made, pad):
     assert header.metadata == document.get("__metadata__")
     assert (header.length, header.data_bytes) == (len(file) - 8 - data, data)
     assert [t.start for t in header.tensors] == sorted(t.start for t in header.tensors)
-    again = parse_header_dict(document, file_size=len(file), name="a")
+    again = parse_stated_header(orjson.dumps(document), file_size=len(file), name="a")
     assert again.tensors == header.tensors
 
 
@@ -123,7 +123,7 @@ def test_any_json_gives_a_header_or_a_header_error(document):
     raw = json.dumps(document).encode()
     assert "a.safetensors" in refusal(lambda: parse(file_of(raw, 8)))
     size = len(raw) + 16
-    assert "a.safetensors" in refusal(lambda: parse_header_dict(document, file_size=size, name="a.safetensors"))
+    assert "a.safetensors" in refusal(lambda: parse_stated_header(raw, file_size=size, name="a.safetensors"))
 
 
 @given(odd_document)
@@ -268,12 +268,12 @@ def test_names_keep_every_character():
 def test_the_hubs_route_is_checked_against_the_file_size():
     document = {"a": entry("F32", [2], 0, 8), "__metadata__": {"format": "pt"}}
     shortest = len(orjson.dumps(document))
-    header = parse_header_dict(document, file_size=8 + shortest + 8, name="a")
+    header = parse_stated_header(orjson.dumps(document), file_size=8 + shortest + 8, name="a")
     assert (header.length, header.data_bytes, header.metadata) == (shortest, 8, {"format": "pt"})
     with pytest.raises(HeaderError, match="the upload is truncated"):
-        parse_header_dict(document, file_size=8 + shortest + 7, name="a")
+        parse_stated_header(orjson.dumps(document), file_size=8 + shortest + 7, name="a")
     with pytest.raises(HeaderError, match="bytes after the last tensor"):
-        parse_header_dict(document, file_size=10**9, name="a")
+        parse_stated_header(orjson.dumps(document), file_size=10**9, name="a")
 
 
 def test_equal_forms_are_one_object():

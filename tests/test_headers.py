@@ -197,8 +197,22 @@ def test_one_request_that_lacks_a_file_is_no_answer(tmp_path):
     with Repo({path: safetensors(header) for path, header in headers.items()}) as repo:
         repo.in_one = reply(200, json.dumps({"headers": {k: v for k, v in headers.items() if "1" not in k}}).encode())
         assert in_one(repo, Cache(tmp_path), Cost()) is None
-        repo.in_one = reply(404)
-        assert in_one(repo, Cache(tmp_path), Cost()) is None
+        for answer in (reply(404), reply(200, b"<html>"), reply(200, b"[]"), reply(200, b'{"headers":{}}')):
+            repo.in_one = answer
+            assert in_one(repo, Cache(tmp_path), Cost()) is None
+
+
+@pytest.mark.parametrize("order", [1, -1])
+@pytest.mark.parametrize("separators", [(",", ":"), (", ", ": ")])
+def test_one_request_is_read_however_it_is_spelled(tmp_path, order, separators):
+    headers = {f"m-{n}.safetensors": tensors(n, 3) for n in range(3)}
+    with Repo({path: safetensors(header) for path, header in headers.items()}) as repo:
+        stated = dict(sorted((headers | {"m-01.safetensors": {}}).items())[::order])  # and one nobody asked for
+        repo.in_one = reply(200, json.dumps({"index": {}, "headers": stated}, separators=separators).encode())
+        found = in_one(repo, Cache(tmp_path), Cost())
+        assert {path: header.tensors for path, header in found.items()} == {
+            path: header.tensors for path, header in repo.read(Cache(tmp_path / "other")).items()
+        }
 
 
 def test_one_request_finds_truncated_files_too(tmp_path):
