@@ -1,0 +1,339 @@
+"""Which seats go on which cards: an exact search that prunes what is the same, with a bound on its work.
+
+Plain numbers in, places out; what a seat needs on a kind of card is worked out in seats.py. The plan found spans the
+fewest hosts in all; among those, seats go on the fullest cards that still take them, so that whole cards stay free.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+MOST_STEPS = 20_000
+
+
+class Need(NamedTuple):
+    """What one rank of a seat needs of a card, and of its host. Bytes."""
+
+    asks: int  # must be free on the card when it starts
+    takes: int  # is held from then on; differs where the engine checks for more than it then uses
+    host: int = 0  # of host memory, every rank its own
+    shared: int = 0  # of host memory, for the first `sharers` ranks on a host; further ones use theirs
+    sharers: int = 0
+
+
+class Slot(NamedTuple):
+    """A card: the kind decides what a seat needs there, `free` is what no seat of this plan has taken yet."""
+
+    uuid: str
+    kind: Hashable
+    free: int
+
+
+class Site(NamedTuple):
+    """A host: its cards, and the host memory seats may take; None where that is not known."""
+
+    name: str
+    free: int | None
+    slots: tuple[Slot, ...]
+
+
+class Demand(NamedTuple):
+    """A seat to be placed: `spans` are the numbers of hosts its ranks may be divided over, evenly; `needs` says by
+    (kind, over several hosts) what a rank needs, and has no entry where it does not fit. Cards of one seat share a
+    family (compute capability), so that all ranks run the same kernels."""
+
+    name: str
+    ranks: int
+    spans: tuple[int, ...]
+    sites: frozenset[str]  # hosts it is pinned to; empty: any
+    needs: Mapping[tuple[Hashable, bool], Need]
+    families: Mapping[Hashable, Hashable]
+
+
+class Seating(NamedTuple):
+    """One seat's cards: (host, card) per rank, in rank order."""
+
+    name: str
+    cards: tuple[tuple[str, str], ...]
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(host for host, _ in self.cards))
+
+
+class Outcome(NamedTuple):
+    """What the search found. `partial` is the fullest seating met, `stuck` the seat it could not go on with."""
+
+    seatings: tuple[Seating, ...] | None
+    partial: tuple[Seating, ...]
+    stuck: str | None
+    steps: int
+    is_proof: bool  # without seatings: there is none; with seatings: none spans fewer hosts
+
+
+class _Bay(NamedTuple):
+    """A card in the search, with the seats on it."""
+
+    slot: Slot
+    loads: tuple[Need, ...] = ()
+
+    @property
+    def left(self) -> int:
+        return self.slot.free - sum(load.takes for load in self.loads)
+
+    @property
+    def key(self) -> tuple[Hashable, ...]:
+        return (self.slot.kind, self.slot.free, self.loads)
+
+
+class _Room(NamedTuple):
+    """A host in the search."""
+
+    site: Site
+    taken: int
+    bays: tuple[_Bay, ...]
+
+
+class _Found(Exception):
+    """Unwinds the search once every seat has its cards."""
+
+
+class _OutOfSteps(Exception):
+    """Unwinds the search once it has done the work it may do."""
+
+
+def start_order(free: int, loads: Sequence[Need]) -> tuple[Need, ...] | None:
+    """The order in which seats that share a card can start, each finding what it asks for free; None if none exists.
+
+    An exchange argument gives the order: what a seat asks beyond what it keeps is only ever available early."""
+    order = tuple(sorted(loads, key=lambda load: load.takes - load.asks))
+    for load in order:
+        if load.asks > free:
+            return None
+        free -= load.takes
+    return order if free >= 0 else None
+
+
+def host_bytes(need: Need, ranks: int) -> int:
+    """Host memory that so many ranks of a seat take on one host."""
+    return need.host * ranks + need.shared * min(ranks, need.sharers)
+
+
+def place(sites: Sequence[Site], demands: Sequence[Demand], most_steps: int = MOST_STEPS) -> Outcome:
+    """A place for every demand, spanning the fewest hosts in all, or the fullest seating met.
+
+    Depth first, hardest seat first, with a budget of hosts that grows until a plan is found. Cards of one kind and
+    load, and hosts of one make and load, are tried once; states that led nowhere are remembered up to such swaps."""
+    search = _Search(sites, demands, most_steps)
+    try:
+        for budget in search.budgets():
+            search.run(budget)
+            if not search.was_cut:
+                break
+    except _OutOfSteps:
+        return Outcome(None, search.best, search.stuck, search.steps, False)
+    except _Found:
+        return Outcome(search.best, search.best, None, search.steps, True)
+    return Outcome(None, search.best, search.stuck, search.steps, True)
+
+
+class _Search:
+    """The state of one search: its bound, what led nowhere, and the fullest seating met."""
+
+    def __init__(self, sites: Sequence[Site], demands: Sequence[Demand], most_steps: int):
+        self.demands = sorted(demands, key=_hardest_first)
+        self.rooms = tuple(_Room(site, 0, tuple(_Bay(slot) for slot in site.slots)) for site in sites)
+        self.named = frozenset().union(*(demand.sites for demand in demands))
+        fewest = [min(demand.spans, default=1) for demand in self.demands]
+        self.fewest_after = [sum(fewest[i:]) for i in range(len(fewest) + 1)]
+        self.most_steps = most_steps
+        self.steps = 0
+        self.best: tuple[Seating, ...] = ()
+        self.stuck: str | None = self.demands[0].name if self.demands else None
+        self.was_cut = False
+        self.dead: set[Hashable] = set()
+
+    def budgets(self) -> range:
+        most = sum(max(demand.spans, default=1) for demand in self.demands)
+        return range(self.fewest_after[0], most + 1)
+
+    def run(self, budget: int) -> None:
+        self.dead.clear()
+        self.was_cut = False
+        self._descend(self.rooms, 0, budget, ())
+
+    def _descend(self, rooms: tuple[_Room, ...], index: int, budget: int, seated: tuple[Seating, ...]) -> None:
+        if index == len(self.demands):
+            self.best = seated
+            raise _Found
+        state = (index, budget, tuple(sorted(map(repr, (_room_key(room, self.named) for room in rooms)))))
+        if state in self.dead:
+            return
+        if len(seated) > len(self.best) or not self.best:
+            self.best, self.stuck = seated, self.demands[index].name
+        demand = self.demands[index]
+        for span in demand.spans:
+            if span + self.fewest_after[index + 1] > budget:
+                self.was_cut = True
+                continue
+            for choice in _choices(rooms, demand, span, self.named):
+                self.steps += 1
+                if self.steps > self.most_steps:
+                    raise _OutOfSteps
+                after, seating = _settle(rooms, demand, choice)
+                self._descend(after, index + 1, budget - span, (*seated, seating))
+        self.dead.add(state)
+
+
+def _hardest_first(demand: Demand) -> tuple[int, int, int, str]:
+    takes = max((need.takes for need in demand.needs.values()), default=0)
+    return (len(demand.needs), -demand.ranks, -takes, demand.name)
+
+
+def _room_key(room: _Room, named: frozenset[str]) -> tuple[Hashable, ...]:
+    """Equal for hosts that a swap of names turns into each other."""
+    name = room.site.name if room.site.name in named else None
+    return (name, room.site.free, room.taken, tuple(sorted(repr(bay.key) for bay in room.bays)))
+
+
+Choice = tuple[tuple[int, tuple[int, ...]], ...]  # (host, its cards) as positions
+
+
+def _choices(rooms: tuple[_Room, ...], demand: Demand, span: int, named: frozenset[str]) -> Iterator[Choice]:
+    """Ways to seat a demand on `span` hosts, the tightest first; of ways that are swaps of each other, one."""
+    share = demand.ranks // span
+    for family in dict.fromkeys(demand.families.values()):
+        offers: list[tuple[int, list[tuple[int, ...]]]] = []
+        for position, room in enumerate(rooms):
+            if not demand.sites or room.site.name in demand.sites:
+                ways = list(_ways(room, demand, share, span > 1, family))
+                if ways:
+                    offers.append((position, ways))
+        offers.sort(key=lambda offer: (_spare(rooms[offer[0]]), offer[0]))
+        yield from _combine(rooms, offers, span, named, ())
+
+
+def _spare(room: _Room) -> int:
+    return sum(bay.left for bay in room.bays)
+
+
+def _combine(
+    rooms: tuple[_Room, ...],
+    offers: list[tuple[int, list[tuple[int, ...]]]],
+    span: int,
+    named: frozenset[str],
+    chosen: Choice,
+) -> Iterator[Choice]:
+    if span == 0:
+        yield tuple(sorted(chosen))  # ranks go by the order of hosts in the box
+        return
+    met: set[Hashable] = set()
+    for i, (position, ways) in enumerate(offers):
+        if len(offers) - i < span:
+            return
+        key = repr(_room_key(rooms[position], named))
+        if key in met:
+            continue
+        met.add(key)
+        for way in ways:
+            yield from _combine(rooms, offers[i + 1 :], span - 1, named, (*chosen, (position, way)))
+
+
+def _ways(room: _Room, demand: Demand, share: int, crosses: bool, family: Hashable) -> Iterator[tuple[int, ...]]:
+    """Choices of `share` cards of one host; of cards that are the same, the first ones. Fullest cards first."""
+    groups: dict[Hashable, list[int]] = {}
+    for position, bay in enumerate(room.bays):
+        need = demand.needs.get((bay.slot.kind, crosses))
+        if need is None or demand.families.get(bay.slot.kind) != family:
+            continue
+        if start_order(bay.slot.free, (*bay.loads, need)) is not None:
+            groups.setdefault(bay.key, []).append(position)
+    ordered = sorted(groups.values(), key=lambda positions: (room.bays[positions[0]].left, positions[0]))
+    for counts in _compositions(share, [len(positions) for positions in ordered]):
+        way = sorted(p for positions, count in zip(ordered, counts, strict=True) for p in positions[:count])
+        if room.site.free is None or room.taken + _host_need(room, demand, way, crosses) <= room.site.free:
+            yield tuple(way)
+
+
+def _compositions(total: int, limits: Sequence[int]) -> Iterator[tuple[int, ...]]:
+    """Counts up to the limits that add up to the total, as many as possible from the first on."""
+    if not limits:
+        if total == 0:
+            yield ()
+        return
+    for count in range(min(total, limits[0]), -1, -1):
+        for rest in _compositions(total - count, limits[1:]):
+            yield (count, *rest)
+
+
+def _host_need(room: _Room, demand: Demand, way: Sequence[int], crosses: bool) -> int:
+    needs = [demand.needs[room.bays[position].slot.kind, crosses] for position in way]
+    return max(host_bytes(need, len(way)) for need in needs)
+
+
+def _settle(rooms: tuple[_Room, ...], demand: Demand, choice: Choice) -> tuple[tuple[_Room, ...], Seating]:
+    """The hosts with the seat on its cards."""
+    after = list(rooms)
+    cards = []
+    crosses = len(choice) > 1
+    for position, way in choice:
+        room = rooms[position]
+        bays = list(room.bays)
+        for card in way:
+            bay = bays[card]
+            loads = tuple(sorted((*bay.loads, demand.needs[bay.slot.kind, crosses])))
+            bays[card] = bay._replace(loads=loads)
+            cards.append((room.site.name, bay.slot.uuid))
+        after[position] = room._replace(taken=room.taken + _host_need(room, demand, way, crosses), bays=tuple(bays))
+    return tuple(after), Seating(demand.name, tuple(cards))
+
+
+class Lack(NamedTuple):
+    """What the best places for one more seat lack: cards, and bytes on the worst card and on the worst host."""
+
+    cards: int
+    card_bytes: int
+    host_bytes: int
+
+
+def lack(sites: Sequence[Site], demands: Sequence[Demand], seated: Sequence[Seating], name: str) -> Lack | None:
+    """What the seat called `name` lacks beside the seats already seated; None where it fits no kind of card."""
+    by_name = {demand.name: demand for demand in demands}
+    rooms = tuple(_Room(site, 0, tuple(_Bay(slot) for slot in site.slots)) for site in sites)
+    for seating in seated:
+        rooms, _ = _settle(rooms, by_name[seating.name], _positions(rooms, seating))
+    demand = by_name[name]
+    found = [
+        Lack(sum(each.cards for each in best), max(e.card_bytes for e in best), max(e.host_bytes for e in best))
+        for span in demand.spans
+        for family in dict.fromkeys(demand.families.values())
+        if len(best := sorted(_lacks(rooms, demand, demand.ranks // span, span > 1, family))[:span]) == span
+    ]
+    return min(found, default=None)
+
+
+def _lacks(
+    rooms: Sequence[_Room], demand: Demand, share: int, crosses: bool, family: Hashable
+) -> Iterator[Lack]:
+    for room in rooms:
+        if demand.sites and room.site.name not in demand.sites:
+            continue
+        alike = [bay for bay in room.bays if demand.families.get(bay.slot.kind) == family]
+        needs = [(bay, demand.needs.get((bay.slot.kind, crosses))) for bay in alike]
+        missing = sorted(max(0, need.asks - bay.left) for bay, need in needs if need is not None)
+        if not missing:
+            continue
+        free = room.site.free
+        host = max(host_bytes(need, share) for _, need in needs if need is not None)
+        short = 0 if free is None else max(0, room.taken + host - free)
+        yield Lack(max(0, share - len(missing)), missing[min(share, len(missing)) - 1], short)
+
+
+def _positions(rooms: Sequence[_Room], seating: Seating) -> Choice:
+    names = [room.site.name for room in rooms]
+    found: dict[int, list[int]] = {}
+    for host, uuid in seating.cards:
+        at = names.index(host)
+        found.setdefault(at, []).append([slot.uuid for slot in rooms[at].site.slots].index(uuid))
+    return tuple((at, tuple(cards)) for at, cards in found.items())
