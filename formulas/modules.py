@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from math import prod
 
-from .architectures import FAMILIES, Unexpected, ngram_rows
+from .architectures import Unexpected, ngram_rows
 from .buffers import attention_buffers, model_buffers, sees, tower_buffers
+from .families import FAMILIES
 from .geometry import Attention
 from .kernels import ExpertShape, Tensors, cdiv, expert_refusal, expert_tensors, linear_tensors, up
 from .ngram import table_format, table_is_pinned
