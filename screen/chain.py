@@ -22,6 +22,7 @@ from formulas.facts import Document, Facts
 
 from .findings import Answer, Finding, Outcome, Source
 from .policy import Policy
+from .readme import Card
 from .repo import Entry, Tree
 from .shards import INDEX, Index, Problem, ShardSet
 
@@ -64,6 +65,7 @@ class Page(NamedTuple):
     private: bool | None = None
     scan_done: bool | None = None
     unsafe_files: tuple[str, ...] = ()
+    card: Mapping[str, Any] | None = None  # the front matter of its README, as the API has it
 
 
 class Twin(NamedTuple):
@@ -104,6 +106,7 @@ class Known:
     shards: ShardSet | None = None  # by the tree's names, once the index is read by that too
     twin: Twin | None = None
     bundle: Bundle | None = None
+    card: Card | None = None  # read where it is asked for
     twin_bundle: Bundle | None = None  # the configs of the twin
     index: Index | None = None
     index_broken: str | None = None  # why there is none, where there is such a file
@@ -135,6 +138,12 @@ class Criteria(NamedTuple):
     policy: Policy
     now: datetime
     like: Facts | None = None
+    card: bool = False  # whether notes on what its card states are wanted
+
+    @property
+    def reads_card(self) -> bool:
+        """Whether the card is worth a request: notes are wanted, or the policy asks for what it states."""
+        return self.card or self.policy.card_states is not None or self.policy.card_refuses is not None
 
 
 Check = Callable[[Known, Criteria], Iterator[Answer]]

@@ -50,6 +50,7 @@ Author = Annotated[str | None, typer.Option(help="models of this author, found o
 Tags = Annotated[list[str] | None, typer.Option(help="of those found, only models with this tag; repeatable")]
 Since = Annotated[datetime | None, typer.Option(formats=["%Y-%m-%d"], help="of those found, only models changed since")]
 Limit = Annotated[int, typer.Option(min=1, help="at most so many are found")]
+WithCard = Annotated[bool, typer.Option("--card", help="read the model cards too, for notes on what they state")]
 Demo = Annotated[bool, typer.Option("--demo", help="use the embedded demo Hub; without a SOURCE, all of its repos")]
 
 
@@ -95,6 +96,7 @@ def run_command(
                        "- for stdin, a repo, or a local checkpoint folder or file")] = None,
     policy: Annotated[Path | None, typer.Option(help="a TOML file of policy keys; flags override it")] = None,
     like: Annotated[str | None, typer.Option(help="reference checkpoint: report tensors it does not have")] = None,
+    card: WithCard = False,
     quants_of: QuantsOf = None, relation: Kinship = Relation.QUANTIZED, search: Search = None, author: Author = None,
     tag: Tags = None, since: Since = None, limit: Limit = 100,
     save_list: Annotated[Path | None, typer.Option(help="write what was found as a file of repo lines")] = None,
@@ -130,7 +132,8 @@ def run_command(
             raise BadInput("SOURCE: expected a file of repo lines, -, a repo or a folder, got no candidate")
         reference = _facts_of(like, desk, cache) if like else None
         judged = []
-        for item in _watched(survey(lines, Criteria(wanted, datetime.now(UTC), reference), cache), len(lines), quiet):
+        criteria = Criteria(wanted, datetime.now(UTC), reference, card)
+        for item in _watched(survey(lines, criteria, cache), len(lines), quiet):
             judged.append(item)
             if as_json:
                 json_line(item.verdict.model_dump(mode="json"))
@@ -166,12 +169,13 @@ def find_command(
 @app.command()
 def show(
     repo: Annotated[str, typer.Argument(help="a repo, or a local checkpoint folder or file")],
+    card: WithCard = False,
     demo: Demo = False, as_json: Json = False, as_markdown: Markdown = False,
     endpoint: Endpoint = None, token: Token = None, cache_dir: CacheDir = None,
 ) -> int:  # fmt: skip
     """One checkpoint's census: bytes by stack, role and dtype, experts, MTP, PLE, quantisation."""
     with opened(demo, endpoint, token, cache_dir) as (desk, cache, _):
-        [item] = survey([desk.line(repo)], Criteria(Policy(scan="ignore"), datetime.now(UTC)), cache)
+        [item] = survey([desk.line(repo)], Criteria(Policy(scan="ignore"), datetime.now(UTC), card=card), cache)
     if as_json:
         json_line(item.verdict.model_dump(mode="json"))
     elif (error := item.verdict.error) is not None:

@@ -19,11 +19,13 @@ from .chain import CONFIG_FILES, Bundle, Evidence, Known, Page
 from .findings import Source as Rests
 from .header import Header
 from .headers import read_headers, read_headers_in_one
+from .readme import Card, parse_readme, read_card
 from .repo import Entry, Revision, is_commit
 from .shards import INDEX, Index, parse_index, reconcile, shard_set
 from .source import ModelInfo, Source
 from .transport import Cost
 
+LONGEST_CARD = 4 * 2**20
 SMALL_FILE = 256 * 2**20  # the index of a 300,000-tensor repo takes 31 MB
 ONE_REQUEST_FROM = 4  # shards: fewer cost less by a range each, which says more
 
@@ -34,6 +36,7 @@ class Means(NamedTuple):
     cache: Cache
     shards: Executor
     overrides: Mapping[str, Any] = MappingProxyType({})
+    card: bool = False  # whether the README is worth a request
 
 
 def buy(level: Evidence, known: Known, source: Source, cost: Cost, means: Means) -> Known:
@@ -77,6 +80,7 @@ def page(info: ModelInfo) -> Page:
         scan_done=security.get("scansDone"),
         unsafe_files=tuple(str(file.get("path")) for file in flagged if isinstance(file, dict))
         if isinstance(flagged, list) else (),
+        card=info.card or None,
     )  # fmt: skip
 
 
@@ -100,7 +104,20 @@ def _configs(known: Known, source: Source, cost: Cost, means: Means) -> Known:
     if means.overrides and "config.json" in files:
         files["config.json"] = overridden(files["config.json"], means.overrides)
     known = replace(known, bundle=Bundle(files, broken))
+    if means.card:
+        known = replace(known, card=_card(known, source, cost, means.cache))
     return replace(known, facts=_facts(known, None))
+
+
+def _card(known: Known, source: Source, cost: Cost, cache: Cache) -> Card | None:
+    """What the README states; its front matter as the API has it, where it does. None without a README."""
+    entry = known.tree.find("README.md") if known.tree else None
+    if entry is None or entry.blob.size > LONGEST_CARD:
+        return None
+    text = small_file(known, source, entry, cost, cache).decode(errors="replace")
+    front, body = parse_readme(text)
+    stated = known.page.card if known.page else None
+    return read_card(stated or front, body)
 
 
 def small_file(known: Known, source: Source, entry: Entry, cost: Cost, cache: Cache) -> bytes:

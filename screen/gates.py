@@ -11,7 +11,7 @@ from datetime import UTC, datetime, timedelta
 
 from formulas.units import human
 
-from . import contents, loadable
+from . import card, contents, loadable
 from .chain import CONFIG_FILES, Criteria, Evidence, Gate, Known
 from .findings import Answer, Outcome, Source, among, note, passed, reject, some, unknown
 from .flat import flat
@@ -241,6 +241,7 @@ GATES: tuple[Gate, ...] = (
     Gate("method", CONFIG, Source.CONFIG, method, "config.json or hf_quant_config.json: quantisation method",
          ("methods", "deny_methods")),
     Gate("declared-experts", CONFIG, Source.CONFIG, declared_experts, "config.json: experts a layer", ("experts",)),
+    *card.GATES,
     *contents.GATES,
     *loadable.GATES,
 )  # fmt: skip

@@ -14,6 +14,8 @@ from formulas.errors import BadInput
 from formulas.facts import Document
 from formulas.units import parse_size
 
+from .readme import Topic
+
 
 def _words(value: Any) -> Any:
     """A list as TOML has it, or the words of a flag separated by commas."""
@@ -31,6 +33,7 @@ Words = Annotated[tuple[str, ...] | None, BeforeValidator(_words)]
 Size = Annotated[int | None, BeforeValidator(_bytes), Field(ge=0)]
 Count = Annotated[int | None, Field(ge=0)]
 Permit = Literal["allow", "deny"]
+Topics = Annotated[tuple[Topic, ...] | None, BeforeValidator(_words)]
 
 
 def _key(default: Any, description: str) -> Any:
@@ -70,6 +73,8 @@ class Policy(Document):
     undeclared_table: Permit = _key("allow", "an FP8 table whose config does not declare it")
     unindexed: Permit = _key("allow", "tensors that the index does not name")
     unloadable: Permit = _key("deny", "missing scales, half-quantised fused layers, a wrong ignore list")
+    card_states: Topics = _key(None, "what its card must state: base-model, quantisation, evaluation, protocol...")
+    card_refuses: Topics = _key(None, "what its card must not state: patched, pruned")
     unplaced: Permit = _key("deny", "modules that the reference of --like lacks, or has and the candidate lacks")
 
 

@@ -90,7 +90,7 @@ def survey(
     `overrides` are laid over every config.json, as the engine's --hf-overrides."""
     repos = ThreadPoolExecutor(REPOS_AT_ONCE, thread_name_prefix="repo")
     shards = ThreadPoolExecutor(SHARDS_AT_ONCE, thread_name_prefix="shard")
-    means = Means(cache, shards, overrides or {})
+    means = Means(cache, shards, overrides or {}, criteria.reads_card)
     originals: Originals = {}
     studies: deque[Future[Case]] = deque()
     try:
