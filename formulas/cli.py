@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import functools
 import inspect
-import json
+import itertools
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any
@@ -15,28 +14,30 @@ from typing import Annotated, Any
 import typer
 
 from screen.cache import Cache
-from screen.chain import Criteria
 from screen.desk import Desk, default_data_dir, opened, read_text
-from screen.policy import Policy
-from screen.survey import survey
+from screen.intake import Taken, take
 
-from . import own, report, shipped
-from .budget import filled
-from .calibrate import FORMULAS, Case, case_of, correction, deployment_of, point_of, score, summaries, worst_first
+from . import own, report, seat_report, shipped
+from .box import parse_box
+from .calibrate import Case, case_of, checked, correction, deployment_of, point_of
 from .cards import CARDS, Card, find_card
-from .console import NO, YES, application, data, json_line, message, run, table
-from .errors import BadInput
+from .console import NO, PARTLY, YES, application, data, json_line, message, run, table
+from .console import report as tell
+from .errors import BadInput, ToolkitError
 from .estimate import Correction, Estimate, estimate
 from .facts import Facts
-from .geometry import Geometry
-from .kv import plan
 from .logs import parse_log, parse_metrics
-from .options import OPTIONS, deployment_from, parse_arguments, read_option
+from .options import OPTIONS, deployment_from, parse_arguments, read_option, speculative
 from .plot import plot
+from .readings import against, parse_reading
 from .releases import READ_ON
-from .units import GIB, gib, parse_size
+from .scoring import FORMULAS, score, summaries, worst_first
+from .seats import plan_seats
+from .units import GIB, gib
 
 app = application("fit", "VRAM per rank, KV cache and longest context of a checkpoint, before it is downloaded.")
+
+NO_CARD = "h100-80gb"  # answered for, where no card is named
 
 Endpoint = Annotated[str | None, typer.Option(help="the Hub to ask [HF_ENDPOINT, else https://huggingface.co]")]
 Token = Annotated[str | None, typer.Option(help="access token [as huggingface_hub finds it]")]
@@ -106,100 +107,116 @@ def run_command(
     engine: dict[str, Any],
 ) -> int:  # fmt: skip
     """Whether it fits, with how much KV cache and how long a context; per rank, tensor by tensor."""
-    more, reasons = parse_arguments(context.args)
-    fields = engine | more
-    words = [word for word in checkpoints if not word.startswith("-") or word == "-"]
-    if strays := [word for word in checkpoints if word not in words]:
-        extra_fields, extra_reasons = parse_arguments(strays)
-        fields, reasons = fields | extra_fields, (*reasons, *extra_reasons)
+    given = parse_arguments([*checkpoints, *context.args])
+    fields, reasons = engine | given.fields, given.reasons
+    if not given.words:
+        raise BadInput("CHECKPOINT: expected a repo, a local folder, or facts JSON, got none")
     if speculative_config:
-        given, why = parse_arguments(["--speculative-config", speculative_config])
-        fields, reasons = fields | given, (*reasons, *why)
+        fields["mtp"], more = speculative(speculative_config)
+        reasons += more
     silent = {"num_key_value_heads": kv_heads, "head_dim": head_dim}
+    overrides = {name: value for name, value in silent.items() if value is not None} | fields.get("hf_overrides", {})
+    cards = [find_card(name, fields.get("capability")) for name in gpu or [NO_CARD]]
+    variants = list(_variants(fields, compare_kv, compare_mtp, compare_ple))
+    reading = parse_reading(kv_reading) if kv_reading else None
+    if reading and len(cards) * len(variants) * len(given.words) > 1:
+        raise BadInput("--kv-reading: expected one checkpoint, card and deployment, got several")
     cases = _own_cases(points)
     answers: list[Estimate] = []
+    failed = False
     with opened(demo, endpoint, token, cache_dir) as (desk, cache, _):
-        overrides = {name: value for name, value in silent.items() if value is not None}
-        overrides |= fields.get("hf_overrides", {})
-        facts = [f for word in words for f in _facts(word, desk, cache, overrides)]
-    for one in facts:
-        for card in [find_card(name, fields.get("capability")) for name in gpu or ["h100-80gb"]]:
-            for variant in _variants(fields, compare_kv, compare_mtp, compare_ple):
+        for taken in _all_taken(given.words, desk, cache, overrides):
+            if taken is None or taken.facts is None:
+                failed = True
+                continue
+            for card, variant in itertools.product(cards, variants):
                 asked = deployment_from(variant | {"capability": variant.get("capability") or card.capability})
                 taught = correction(cases, asked.version, card.name, asked.tp) if cases else Correction()
-                answers.append(
-                    estimate(one, card, asked, shipped.coefficients(), correction=taught, unmodelled=tuple(reasons))
-                )
-    _show(answers, as_json)
-    if kv_reading and not as_json:
-        left, needed, tokens = _parse_reading(kv_reading)
-        asked = filled(asked.model_copy(update={"max_model_len": tokens}), card, one.geometry or Geometry())
-        planned = plan(one.geometry or Geometry(), asked, left, one.quantization)
-        data("\n".join(["", *report.readings(needed, tokens, left, planned.max_context, planned.needed_bytes)]))
-    if gpu is None and not as_json:
-        message("no --gpu given: answered for an h100-80gb; `fit gpus` lists the cards")
-    if save_plot:
-        plot(answers, save_plot)
-    return YES if answers and all(each.fits for each in answers) else NO
-
-
-def _show(answers: Sequence[Estimate], as_json: bool) -> None:
+                answer = estimate(taken.facts, card, asked, shipped.coefficients(), correction=taught,
+                                  unmodelled=(*reasons, *taken.reasons))  # fmt: skip
+                said = checked(cases, taken.facts, card.name, asked) if cases else ()
+                answer = answer.model_copy(update={"remarks": (*said, *answer.remarks)})
+                if reading:
+                    answer = answer.model_copy(update={"kv_reading": against(reading, taken.facts, card, asked)})
+                answers.append(answer)
     if as_json:
         for each in answers:
             json_line(each.model_dump(mode="json"))
-        return
-    lines = report.account(answers[0]) if len(answers) == 1 else report.comparison(answers)
-    data("\n".join(lines))
+    elif answers:
+        data("\n".join(report.account(answers[0]) if len(answers) == 1 else report.comparison(answers)))
+    if gpu is None:
+        message(f"no --gpu given: answered for an {NO_CARD}; `fit gpus` lists the cards")
+    if save_plot and answers:
+        plot(answers, save_plot)
+    if failed:
+        return PARTLY
+    return YES if answers and all(each.fits for each in answers) else NO
 
 
-def _parse_reading(text: str) -> tuple[int, int, int]:
-    left, _, rest = text.partition(",")
-    needed, at, tokens = rest.partition("@")
-    if not at or not tokens.isdigit():
-        raise BadInput(f"--kv-reading {text!r}: expected LEFT,NEEDED@TOKENS such as 2.07GiB,5.68GiB@262144")
-    return parse_size(left), parse_size(needed), int(tokens)
+def _all_taken(words: Sequence[str], desk: Desk, cache: Cache, overrides: Mapping[str, Any]) -> Iterator[Taken | None]:
+    """What the words name. Where there are several, one that cannot be read is told of, and the others go on: None."""
+    for word in words:
+        try:
+            for taken in take(word, desk, cache, overrides):
+                if taken.skipped:
+                    message(f"{taken.name}: not planned for, screen did not keep it: {taken.skipped}")
+                else:
+                    yield taken
+        except ToolkitError as error:
+            if len(words) == 1:
+                raise
+            tell(error, as_json=False)
+            yield None
 
 
 def _variants(fields: dict[str, Any], kv: str | None, mtp: str | None, ple: bool) -> Iterator[dict[str, Any]]:
     """The deployments asked for: the one given, or a product of what is compared."""
     names = {"bf16": "bfloat16", "fp16": "float16"}
-    for dtype in [names.get(d.strip(), d.strip()) for d in kv.split(",")] if kv else [fields.get("kv_cache_dtype")]:
-        for depth in [int(d) for d in mtp.split(",")] if mtp else [fields.get("mtp")]:
-            for place in ["gpu", "host"] if ple else [fields.get("ple")]:
-                yield fields | {"kv_cache_dtype": dtype, "mtp": depth, "ple": place}
+    dtypes = [names.get(d.strip(), d.strip()) for d in kv.split(",")] if kv else [fields.get("kv_cache_dtype")]
+    depths = [read_option("--mtp", depth.strip())[1] for depth in mtp.split(",")] if mtp else [fields.get("mtp")]
+    for dtype, depth, place in itertools.product(dtypes, depths, ["gpu", "host"] if ple else [fields.get("ple")]):
+        yield fields | {"kv_cache_dtype": dtype, "mtp": depth, "ple": place}
 
 
 def _facts(word: str, desk: Desk, cache: Cache, overrides: Mapping[str, Any]) -> list[Facts]:
-    """Facts of one CHECKPOINT: read from a repo or folder, or as a JSON line of `screen` or of a facts document.
-
-    Facts documents hold a geometry, not a config, so overrides of config fields cannot reach them."""
-    path = Path(word)
-    if word == "-" or (path.is_file() and path.suffix in (".json", ".jsonl")):
-        text = sys.stdin.read() if word == "-" else read_text(path)
-        return [_facts_line(line, word) for line in text.splitlines() if line.strip()]
-    lines = desk.lines([word])
+    """Facts of all that one CHECKPOINT word names. Raises BadInput where an override cannot reach them."""
     found = []
-    for item in survey(lines, Criteria(Policy(scan="ignore"), datetime.now(UTC)), cache, overrides):
-        verdict = item.verdict
-        if verdict.facts is None or verdict.facts.geometry is None:
-            decisive = verdict.error.message if verdict.error else "its config.json was not reached"
-            raise BadInput(f"{verdict.repo}: expected a checkpoint with a config, got none; {decisive}")
-        found.append(verdict.facts)
+    for taken in take(word, desk, cache, overrides):
+        if taken.facts is None or taken.reasons:
+            because = "; ".join(taken.reasons) or taken.skipped
+            raise BadInput(f"{taken.name}: expected facts to plan by, got none; {because}")
+        found.append(taken.facts)
     return found
 
 
-def _facts_line(line: str, where: str) -> Facts:
-    try:
-        body = json.loads(line)
-        facts = body.get("facts", body)
-        if facts is None:
-            raise ValueError("its facts are null: screen did not reach them")
-        known = {name: facts[name] for name in Facts.model_fields if name in facts}
-        for name, theirs in (("repo", "canonical"), ("commit", "commit")):
-            known[name] = known.get(name) or body.get(theirs) or body.get(name)
-        return Facts.model_validate(known)
-    except (ValueError, AttributeError, TypeError) as error:
-        raise BadInput(f"{where}: expected facts JSON as `screen --json` prints it, got {error!s:.200}") from None
+@app.command("plan")
+def plan_command(
+    box: Annotated[Path, typer.Argument(metavar="BOX.toml", help="hosts, their cards by UUID, and the seats")],
+    points: Points = None,
+    demo: Demo = False, as_json: Json = False,
+    endpoint: Endpoint = None, token: Token = None, cache_dir: CacheDir = None,
+) -> int:  # fmt: skip
+    """Which seats go on which cards of which hosts, with the commands that start them; or what is missing."""
+    asked = parse_box(read_text(box), box.name)
+    cases = _own_cases(points)
+    facts: dict[str, Facts] = {}
+    with opened(demo, endpoint, token, cache_dir) as (desk, cache, _):
+        for seat in asked.seats:
+            if seat.group not in facts:
+                word = f"{seat.checkpoint}@{seat.commit}" if seat.commit else seat.checkpoint
+                found = _facts(word, desk, cache, seat.deployment.hf_overrides)
+                if len(found) != 1:
+                    raise BadInput(f"seat {seat.group} checkpoint: expected one checkpoint, got {len(found)} in {word}")
+                facts[seat.group] = found[0]
+    planned = plan_seats(
+        asked, facts, shipped.coefficients(),
+        correct=lambda card, one: correction(cases, one.version, card.name, one.tp) if cases else Correction(),
+    )  # fmt: skip
+    if as_json:
+        json_line(planned.model_dump(mode="json"))
+    else:
+        data("\n".join(seat_report.lines(planned)))
+    return YES if planned.fits else NO
 
 
 @app.command("score")

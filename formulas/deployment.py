@@ -24,13 +24,13 @@ class Deployment(BaseModel):
     dcp: int = Field(1, ge=1)  # decode context parallel: ranks of a TP group that share a request's tokens
     expert_parallel: bool = False
     redundant_experts: int = Field(0, ge=0)  # EPLB's extra physical experts
-    max_model_len: int | None = None
-    max_num_seqs: int | None = None
-    max_num_batched_tokens: int | None = None
+    max_model_len: int | None = Field(None, ge=-1)  # -1: the longest that fits
+    max_num_seqs: int | None = Field(None, ge=1)
+    max_num_batched_tokens: int | None = Field(None, ge=1)
     gpu_memory_utilization: float | None = Field(None, gt=0, le=1)
-    kv_cache_memory_bytes: int | None = None
+    kv_cache_memory_bytes: int | None = Field(None, ge=1)
     kv_cache_dtype: str = "auto"
-    block_size: int | None = None
+    block_size: int | None = Field(None, ge=1)
     enable_prefix_caching: bool | None = None
     async_scheduling: bool | None = None
     enforce_eager: bool = False

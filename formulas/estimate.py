@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from .budget import Budget, Gate, budget, filled, gates
+from .budget import ONE_REQUEST, Budget, Gate, budget, filled, gates
 from .cards import Card
 from .deployment import Deployment
 from .facts import Document, Facts
 from .geometry import Geometry
 from .kv import Plan, plan
+from .nearest import Tried, Way, ways
 from .ngram import table_is_pinned
+from .readings import KvReading
+from .remarks import remarks
 from .units import GIB, human
 from .weights import RankWeights, weights_of
 
@@ -71,11 +74,14 @@ class Estimate(Document):
     gates: tuple[GateReport, ...]
     fits: bool | None
     shortfall_bytes: int | None
-    nearest_fit: str | None
+    nearest_fit: str | None  # the smallest change in the engine's flags; `ways` says what it costs, and others
+    ways: tuple[Way, ...] = ()
     margin_bytes: int
     evidence: str
     because: dict[str, str]  # what each term rests on
     calibrated: str | None = None  # which readings of the user's corrected it
+    remarks: tuple[str, ...] = ()
+    kv_reading: KvReading | None = None
     unmodelled: tuple[str, ...]
 
 
@@ -113,6 +119,12 @@ class Account(NamedTuple):
             return None if left is None or left >= 0 else -left
         return max(0, need + block - left) if self.plan.fits is False or left <= 0 else 0
 
+    @property
+    def tried(self) -> Tried:
+        """What a search for a way to make it fit looks at."""
+        others = any(gate.met is False for gate in self.gates if gate.name != ONE_REQUEST)
+        return Tried(self.fits, not self.unmodelled and not others, self.plan.max_context, self.budget.available.bytes)
+
 
 def account(
     facts: Facts,
@@ -122,7 +134,16 @@ def account(
     rank: int = 0,
     correction: Correction = Correction(),
 ) -> Account:
-    """The account of one rank of this deployment, engine defaults filled in."""
+    """The account of one rank of this deployment, engine defaults filled in.
+
+    A max_model_len of -1 becomes the longest context that fits, as the engine's `auto` does
+    (vllm 0.33.0 v1/core/kv_cache_utils.py, the largest length whose blocks fit on the tightest rank)."""
+    if deployment.max_model_len == -1:
+        whole = deployment.model_copy(update={"max_model_len": None})
+        first = account(facts, card, whole, coefficients, rank, correction)
+        if not first.plan.max_context:
+            return first
+        deployment = deployment.model_copy(update={"max_model_len": first.plan.max_context})
     geometry = facts.geometry or Geometry()
     if correction.total_memory is not None:
         card = card._replace(total_bytes=correction.total_memory, source=correction.source or card.source)
@@ -174,11 +195,13 @@ def estimate(
     tightest = min(accounts, key=lambda a: (a.budget.available.bytes is not None, a.budget.available.bytes or 0))
     reasons = tuple(dict.fromkeys((*tightest.unmodelled, *unmodelled)))
     fits = None if reasons else tightest.fits
-    nearest = None
+    found: tuple[Way, ...] = ()
     if fits is False:
-        nearest = nearest_fit(
-            facts, tightest, lambda d: account(facts, card, d, coefficients, tightest.weights.rank, correction)
-        )
+
+        def judge(other: Deployment) -> Tried:
+            return account(facts, card, other, coefficients, tightest.weights.rank, correction).tried
+
+        found = ways(facts, card, tightest.budget.deployment, tightest.tried, judge)
     per_rank = [_per_rank(a) for a in accounts]
     differ = len({p.model_copy(update={"rank": 0}).model_dump_json() for p in per_rank}) > 1
     spent, planned = tightest.budget, tightest.plan
@@ -206,11 +229,13 @@ def estimate(
         gates=tuple(GateReport(name=g.name, met=g.met, because=g.because) for g in tightest.gates),
         fits=fits,
         shortfall_bytes=tightest.shortfall if fits is not None else None,
-        nearest_fit=nearest,
+        nearest_fit=found[0].flags if found else None,
+        ways=found,
         margin_bytes=spent.margin_bytes,
         evidence=tightest.weights.evidence,
         because={name: getattr(spent, name).because for name in terms},
         calibrated=correction.source,
+        remarks=remarks(facts, tightest.weights, spent, planned) if facts.geometry else (),
         unmodelled=reasons,
     )
 
@@ -253,55 +278,6 @@ def _per_rank(a: Account) -> PerRank:
         available_kv_bytes=spent.available.bytes,
         margin_bytes=spent.margin_bytes,
     )
-
-
-class Change(NamedTuple):
-    """One change to a deployment, in the engine's own words."""
-
-    flag: str
-    deployment: Deployment
-
-
-def changes(facts: Facts, deployment: Deployment) -> Iterator[Change]:
-    """Changes that make room, the mildest first."""
-    if deployment.mtp:
-        for depth in range(deployment.mtp - 1, 0, -1):
-            yield Change(f"--mtp {depth}", deployment.model_copy(update={"mtp": depth}))
-    if deployment.max_num_seqs and deployment.max_num_seqs > 8:
-        rows = deployment.max_num_seqs
-        while rows > 8:
-            rows //= 2
-            yield Change(f"--max-num-seqs {rows}", deployment.model_copy(update={"max_num_seqs": rows}))
-    if facts.ple and facts.ple.kind in ("ngram", "engram") and not table_is_pinned(deployment):
-        yield Change("--ple host", deployment.model_copy(update={"ple": "host"}))
-    if deployment.kv_cache_dtype in ("auto", "bfloat16", "float16"):
-        yield Change("--kv-cache-dtype fp8", deployment.model_copy(update={"kv_cache_dtype": "fp8"}))
-    if deployment.mtp:
-        yield Change("--mtp 0", deployment.model_copy(update={"mtp": 0}))
-    batch = deployment.max_num_batched_tokens or 0
-    if batch > 2048:
-        yield Change("--max-num-batched-tokens 2048", deployment.model_copy(update={"max_num_batched_tokens": 2048}))
-    for size in (2, 4, 8, 16):
-        if size > deployment.tp:
-            yield Change(f"--tensor-parallel-size {size}", deployment.model_copy(update={"tp": size}))
-
-
-def nearest_fit(facts: Facts, failed: Account, judge: Callable[[Deployment], Account]) -> str | None:
-    """The smallest change that fits, in the engine's flags: a shorter context if one is left, and one other option.
-
-    None where nothing tried is enough."""
-    found = []
-    deployment = failed.budget.deployment
-    context = failed.plan.max_context or 0
-    others = [g for g in failed.gates if g.met is False and g.name != "one request of max_model_len"]
-    if context >= 1024 and not others:
-        found.append(f"--max-model-len {context}")
-    for change in changes(facts, deployment):
-        tried = judge(change.deployment)
-        if tried.fits:
-            found.append(change.flag)
-            break
-    return " or ".join(found) or None
 
 
 def sentence(answer: Estimate) -> str:

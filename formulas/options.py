@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from pydantic import ValidationError
 
 from .deployment import Deployment, parse_capability, parse_version
+from .engine_options import ENGINE_FLAGS, HARMLESS, is_engine_switch
 from .errors import BadInput
 from .units import parse_size
 
@@ -22,6 +23,15 @@ class Option(NamedTuple):
     read: Callable[[str], Any]
     help: str
     is_switch: bool = False
+
+
+def _length(text: str) -> int:
+    """A context length; `auto` and `-1` are the longest that fits, kept as -1."""
+    if text in ("auto", "-1"):
+        return -1
+    if (count := _count(text)) < 1:
+        raise ValueError("at least 1")
+    return count
 
 
 def _count(text: str) -> int:
@@ -76,9 +86,9 @@ OPTIONS: tuple[Option, ...] = (
     Option(("--tensor-parallel-size", "--tp", "-tp"), "tp", int, "cards that share each layer"),
     Option(("--pipeline-parallel-size", "--pp", "-pp"), "pp", int, "stages of layers"),
     Option(("--data-parallel-size", "--dp", "-dp"), "dp", int, "copies of the attention; experts are split over them"),
-    Option(("--decode-context-parallel-size", "--dcp"), "dcp", int, "ranks that share one request's KV cache"),
-    Option(("--enable-expert-parallel",), "expert_parallel", _on, "whole experts on each rank", is_switch=True),
-    Option(("--max-model-len",), "max_model_len", _count, "longest context [the model's]"),
+    Option(("--decode-context-parallel-size", "--dcp", "-dcp"), "dcp", int, "ranks that share one request's KV cache"),
+    Option(("--enable-expert-parallel", "-ep"), "expert_parallel", _on, "whole experts on each rank", is_switch=True),
+    Option(("--max-model-len",), "max_model_len", _length, "longest context, or auto: what fits [the model's]"),
     Option(("--max-num-seqs",), "max_num_seqs", int, "sequences in a step [the engine's, by card]"),
     Option(("--max-num-batched-tokens",), "max_num_batched_tokens", _count, "tokens in a step [the engine's, by card]"),
     Option(("--gpu-memory-utilization",), "gpu_memory_utilization", float, "share of the card [the engine's]"),
@@ -99,7 +109,7 @@ OPTIONS: tuple[Option, ...] = (
     Option(("--quantization", "-q"), "quantization", str, "override the checkpoint's quantisation method"),
     Option(("--dtype",), "dtype", str, "auto, bfloat16, float16, float32"),
     Option(("--hf-overrides",), "hf_overrides", _object, "config.json fields to override, as JSON"),
-    Option(("--compilation-config",), "compilation_config", _object, "as JSON: cudagraph_mode, mode"),
+    Option(("--compilation-config", "-cc"), "compilation_config", _object, "as JSON: cudagraph_mode, mode"),
     Option(("--mtp",), "mtp", int, "speculative tokens from the checkpoint's own drafter, 0 = off"),
     Option(("--ple",), "ple", _table_place, "where the n-gram table lives: gpu or host [that engine version's]"),
     Option(("--capability",), "capability", _capability, "compute capability such as 12.0 [the card's]"),
@@ -109,14 +119,12 @@ OPTIONS: tuple[Option, ...] = (
 
 _BY_FLAG = {flag: option for option in OPTIONS for flag in option.flags}
 _SPECULATIVE = ("--speculative-config", "-sc")
-# Options that change no byte on the card: a serve command carries them, the answer does not depend on them.
-_HARMLESS = frozenset({
-    "--host", "--port", "--served-model-name", "--api-key", "--revision", "--tokenizer", "--seed", "--chat-template",
-    "--tool-call-parser", "--reasoning-parser", "--enable-auto-tool-choice", "--trust-remote-code", "--download-dir",
-    "--load-format", "--uvicorn-log-level", "--disable-log-requests", "--disable-log-stats", "--max-logprobs",
-    "--generation-config", "--override-generation-config", "--tokenizer-mode", "--enable-prefix-caching",
-    "--async-scheduling", "--response-role", "--model", "--root-path", "--distributed-executor-backend",
-})  # fmt: skip
+# Switches that say what is the default where it is on, or that say it another way than an option above.
+_SAYING: Mapping[str, tuple[str, Any]] = {
+    "--enable-prefix-caching": ("enable_prefix_caching", True),
+    "--async-scheduling": ("async_scheduling", True),
+    "--disable-custom-all-reduce": ("without", frozenset({"custom_all_reduce"})),
+}
 
 
 def read_option(flag: str, text: str) -> tuple[str, Any]:
@@ -138,31 +146,59 @@ def deployment_from(values: Mapping[str, Any]) -> Deployment:
         raise BadInput(f"{where}: {first['msg']}, got {first['input']!r:.80}") from None
 
 
-def parse_arguments(words: Iterable[str]) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """Fields that engine arguments set, and a reason for each argument that is not modelled: it is never ignored.
+class Arguments(NamedTuple):
+    """Command line words, sorted out."""
 
-    `words` are what would follow `vllm serve MODEL`. Raises BadInput for a word that is no option."""
+    fields: dict[str, Any]  # what the options set
+    reasons: tuple[str, ...]  # one for each option that is not modelled: it is never ignored
+    words: tuple[str, ...]  # what is no option and no option's value
+
+
+def parse_arguments(given: Iterable[str]) -> Arguments:
+    """What would follow `vllm serve`, sorted out. Raises BadInput for an option the engine does not have, one that
+    lacks its value, and a value it does not take."""
     fields: dict[str, Any] = {}
     reasons: list[str] = []
-    queue = list(words)
+    words: list[str] = []
+    queue = list(given)
     while queue:
-        flag, eq, text = queue.pop(0).partition("=")
-        if not flag.startswith("-"):
-            raise BadInput(f"{flag}: expected an option, got a word; quote values that hold spaces")
-        option = _BY_FLAG.get(flag) or _BY_FLAG.get(flag.replace("_", "-"))
-        has_value = bool(eq) or (bool(queue) and not queue[0].startswith("-"))
-        value = text if eq else queue.pop(0) if has_value and not (option and option.is_switch) else "true"
+        word = queue.pop(0)
+        if word == "-" or not word.startswith("-"):
+            words.append(word)
+            continue
+        flag, eq, text = word.partition("=")
+        flag = flag.replace("_", "-")
+        if flag in _SAYING:
+            field, value = _SAYING[flag]
+            fields[field] = value | fields.get(field, frozenset()) if field == "without" else value
+            continue
+        option = _BY_FLAG.get(flag)
+        is_switch = option.is_switch if option else is_engine_switch(flag)
+        if is_switch is None:
+            raise BadInput(_unheard_of(flag))
+        if not eq:
+            if not is_switch and (not queue or _is_flag(queue[0])):
+                raise BadInput(f"{flag}: expected a value, got none")
+            text = "true" if is_switch else queue.pop(0)
         if option:
-            field, read = read_option(option.flags[0], value)
-            fields[field] = read
+            field, value = read_option(option.flags[0], text)
+            fields[field] = value
         elif flag in _SPECULATIVE:
-            depth, reason = speculative(value)
-            fields["mtp"] = depth
-            reasons += reason
-        elif flag not in _HARMLESS:
-            near = get_close_matches(flag, [*_BY_FLAG, *_SPECULATIVE], n=1, cutoff=0.75)
-            reasons.append(f"{flag} is not modelled" + (f" (is {near[0]} meant?)" if near else ""))
-    return fields, tuple(reasons)
+            fields["mtp"], more = speculative(text)
+            reasons += more
+        elif flag not in HARMLESS:
+            reasons.append(f"{flag} is not modelled")
+    return Arguments(fields, tuple(reasons), tuple(words))
+
+
+def _is_flag(text: str) -> bool:
+    """Whether a word is an option: it starts with a dash and is no number such as -1."""
+    return text.startswith("-") and not text[1:2].isdigit()
+
+
+def _unheard_of(flag: str) -> str:
+    near = get_close_matches(flag, [*_BY_FLAG, *_SAYING, *sorted(ENGINE_FLAGS)], n=1, cutoff=0.7)
+    return f"{flag}: expected an option of vllm, got none of that name" + (f"; is {near[0]} meant?" if near else "")
 
 
 def speculative(text: str) -> tuple[int, tuple[str, ...]]:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from .calibrate import Score, Summary, in_proportion
 from .console import table
 from .estimate import Estimate, PerRank, sentence
+from .nearest import Way
+from .readings import KvReading
+from .scoring import Score, Summary
 from .units import GIB, gib, human
 
 Rows = list[list[str]]
@@ -27,12 +29,25 @@ def account(answer: Estimate) -> list[str]:
     if len(answer.ranks) > 1:
         lines += ["", *_aligned(_ranks(answer.ranks), [1, 2, 3])]
     lines += ["", *_aligned([["gate", "met", "because"], *([g.name, _met(g.met), g.because] for g in answer.gates)])]
+    if answer.ways:
+        lines += ["", *_aligned(_ways(answer.ways), [1, 2])]
     if answer.unmodelled:
         lines += ["", "not modelled:", *(f"  {reason}" for reason in answer.unmodelled)]
     lines += ["", f"rests on: {answer.evidence} for the weights; {answer.gpu_source} for the card"]
     if answer.calibrated:
         lines.append(answer.calibrated)
+    if answer.remarks:
+        lines += ["", *(f"- {remark}" for remark in answer.remarks)]
+    if answer.kv_reading:
+        lines += ["", *_reading(answer.kv_reading)]
     return lines
+
+
+def _ways(ways: Sequence[Way]) -> Rows:
+    rows = [["fits with", "KV GiB", "longest", "at the price of"]]
+    for way in ways:
+        rows.append([way.flags, gib(way.available_kv_bytes), f"{way.max_context or 0:,}", way.cost])
+    return rows
 
 
 def _met(met: bool | None) -> str:
@@ -152,20 +167,17 @@ def _count(value: float | None) -> str:
     return "unknown" if value is None else f"{value:,.0f}"
 
 
-def readings(
-    needed_bytes: int, needed_tokens: int, left_bytes: int, own: int | None, own_needed: int | None
-) -> list[str]:
+def _reading(found: KvReading) -> list[str]:
     """What two readings of a running engine say of the longest context, in proportion and block by block."""
-    proportional = in_proportion(left_bytes, needed_bytes, needed_tokens)
     lines = [
-        f"in proportion to the readings ({human(left_bytes)} left, {needed_tokens:,} tokens need "
-        f"{human(needed_bytes)}): {proportional:,} tokens",
+        f"in proportion to the readings ({human(found.left_bytes)} left, {found.needed_tokens:,} tokens need "
+        f"{human(found.needed_bytes)}): {found.in_proportion_tokens:,} tokens",
     ]
-    if own is not None:
+    if found.own_longest_tokens is not None:
         lines += [
-            f"by blocks, with the plan above: {own:,} tokens; {needed_tokens:,} tokens need "
-            f"{human(own_needed)} here, {human(needed_bytes)} there",
-            "  the two differ because a request keeps its state blocks at any length, blocks are whole, and an engine "
-            "of another version may plan other groups",
+            f"by blocks, with the plan above: {found.own_longest_tokens:,} tokens; {found.needed_tokens:,} tokens need "
+            f"{human(found.own_needed_bytes)} here, {human(found.needed_bytes)} there",
+            "  a request keeps its state blocks at any length and blocks are whole, so bytes are not in proportion to "
+            "tokens; and an engine of another version may plan other groups",
         ]
     return lines
