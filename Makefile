@@ -3,7 +3,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 
-.PHONY: demo test lint bench clean
+.PHONY: demo test lint bench clean engine-tables
 
 # The environment is as fresh as this stamp: made once, remade when pyproject.toml changes.
 $(VENV)/.installed: pyproject.toml
@@ -24,6 +24,10 @@ lint: $(VENV)/.installed
 
 bench: $(VENV)/.installed
 	$(BIN)/python -m bench
+
+# The gates of one engine release, asked of its own code: ENGINE_PYTHON is the python of an environment with that vllm.
+engine-tables: $(VENV)/.installed
+	$(BIN)/python -m formulas.live "$(ENGINE_PYTHON)"
 
 clean:
 	rm -rf $(VENV) .venv-plain .pytest_cache .mypy_cache .ruff_cache .hypothesis
