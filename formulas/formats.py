@@ -64,24 +64,27 @@ def matcher(entries: Iterable[str]) -> Callable[[Weight], bool]:
     """Whether a weight is named by any entry: a module or an ancestor, a wildcard, or `re:` and a pattern."""
     exact: set[str] = set()
     patterns: list[str] = []
+    wildcards: list[str] = []
     for entry in entries:
         if entry.startswith("re:"):
             patterns.append(entry[3:])
         elif any(c in entry for c in "*?["):
-            patterns.append(translate(entry))
+            wildcards.append(translate(entry))
         else:
             exact.add(entry)
+    patterns += ["|".join(dict.fromkeys(wildcards))] if wildcards else []
     compiled = [re.compile(p) for p in dict.fromkeys(patterns)]
     # A bare word names a module anywhere (AWQ: "visual", "gate").
     words = {entry for entry in exact if "." not in entry and not entry.isdigit()}
 
     def matches(weight: Weight) -> bool:
         for name in spellings(weight):
-            parts = name.split(".")
-            if any(".".join(parts[:end]) in exact for end in range(1, len(parts) + 1)):
-                return True
             if any(pattern.match(name) for pattern in compiled):
                 return True
+            while name:
+                if name in exact:
+                    return True
+                name = name.rpartition(".")[0]
         return not words.isdisjoint(weight.name.split("."))
 
     return matches

@@ -114,15 +114,26 @@ def fold(tensors: Iterable[tuple[str, str, tuple[int, ...]]]) -> list[TensorGrou
 
 def fold_columns(names: Sequence[str], forms: Iterable[tuple[str, tuple[int, ...]]]) -> list[TensorGroup]:
     """The same of names and their (dtype, shape), in two columns."""
-    members: defaultdict[tuple[str, tuple[str, tuple[int, ...]]], list[str]] = defaultdict(list)
-    for name, kin, form in zip(names, families(names), forms, strict=True):
-        members[kin, form].append(name)
-    groups = [
-        TensorGroup(_spell(literals, ranges), dtype, shape)
-        for (_, (dtype, shape)), alike in members.items()
-        for literals, ranges in _full_product(alike) or _products_of(alike)
-    ]
+    forms, kins = list(forms), families(names)
+    members: defaultdict[str, list[int]] = defaultdict(list)
+    for place, kin in enumerate(kins):
+        members[kin].append(place)
+    groups = []
+    for places in members.values():
+        for (dtype, shape), alike in _by_form([names[p] for p in places], [forms[p] for p in places]).items():
+            for literals, ranges in _full_product(alike) or _products_of(alike):
+                groups.append(TensorGroup(_spell(literals, ranges), dtype, shape))
     return sorted(groups)
+
+
+def _by_form(names: list[str], forms: list[tuple[str, tuple[int, ...]]]) -> dict[tuple[str, tuple[int, ...]], list[str]]:
+    """The names of each form; most families have one."""
+    if forms.count(forms[0]) == len(forms):
+        return {forms[0]: names}
+    found: defaultdict[tuple[str, tuple[int, ...]], list[str]] = defaultdict(list)
+    for name, form in zip(names, forms, strict=True):
+        found[form].append(name)
+    return found
 
 
 Product = tuple[tuple[str, ...], tuple[tuple[int, ...], ...]]

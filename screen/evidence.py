@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping
 from concurrent.futures import Executor
 from dataclasses import replace
@@ -18,7 +18,7 @@ from .census import derive, parse_config
 from .chain import CONFIG_FILES, Bundle, Evidence, Known, Page
 from .findings import Source as Rests
 from .header import Header
-from .headers import read_headers, read_headers_in_one
+from .headers import Names, read_headers, read_headers_in_one
 from .readme import Card, parse_readme, read_card
 from .repo import Entry, Revision, is_commit
 from .shards import INDEX, Index, parse_index, reconcile, shard_set
@@ -169,12 +169,12 @@ def _indexed(known: Known, source: Source, cost: Cost, cache: Cache) -> Known:
     return replace(known, index=index, shards=shard_set(known.tree, index))
 
 
-def _placed(index: Index) -> dict[str, list[str]]:
-    """The tensors an index places in each file."""
-    placed: defaultdict[str, list[str]] = defaultdict(list)
+def _placed(index: Index) -> dict[str, Names]:
+    """The tensors an index places in each file, and the bytes of their names."""
+    spelled: defaultdict[str, int] = defaultdict(int)
     for tensor, file in index.shard_of.items():
-        placed[file].append(tensor)
-    return placed
+        spelled[file] += len(tensor)
+    return {file: Names(tensors, spelled[file]) for file, tensors in Counter(index.shard_of.values()).items()}
 
 
 def _facts(known: Known, headers: Mapping[str, Header] | None) -> Facts:

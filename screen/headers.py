@@ -9,8 +9,9 @@ Over the 25 repos this was fitted on (1,170 shards): 1.2 % more bytes than the h
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor, Future
+from typing import NamedTuple
 
 from formulas.errors import HeaderError
 from formulas.units import KIB
@@ -25,13 +26,21 @@ from .transport import Cost
 _FIRST_RANGE = 64 * KIB  # with nothing known: longer than 9 of 10 headers of whole models in one file
 _PER_TENSOR = 72.0  # bytes a tensor takes beside its name, before any was seen
 _OVER = 1.0  # bytes a tensor asked for beyond the mean, so that few ranges prove short
+_QUOTED = 4  # a name's two quotes, a colon and a comma
 _AROUND = 8 + 2 + 16  # the length, the braces, padding to 8 bytes and a little metadata
+
+
+class Names(NamedTuple):
+    """How many tensors a file has, and the bytes of all their names."""
+
+    tensors: int
+    bytes: int
 
 
 class Lengths:
     """Guesses how many bytes each header of a repo takes, better with each one seen. Threads share it."""
 
-    def __init__(self, names: Mapping[str, Collection[str]] | None):
+    def __init__(self, names: Mapping[str, Names] | None):
         self._names = names or {}
         self._lock = threading.Lock()
         self._named_bytes, self._named_tensors = 0, 0
@@ -43,7 +52,7 @@ class Lengths:
         with self._lock:
             if names:
                 seen = self._named_bytes / self._named_tensors + _OVER if self._named_tensors else _PER_TENSOR
-                return int(_AROUND + _spelled(names) + len(names) * seen)
+                return int(_AROUND + names.bytes + names.tensors * (_QUOTED + seen))
             return self._least or _FIRST_RANGE
 
     def learn(self, path: str, length: int) -> None:
@@ -52,15 +61,15 @@ class Lengths:
         with self._lock:
             self._least = min(length, self._least or length)
             if names:
-                self._named_bytes += length - 10 - _spelled(names)
-                self._named_tensors += len(names)
+                self._named_bytes += length - 10 - names.bytes - names.tensors * _QUOTED
+                self._named_tensors += names.tensors
 
 
 def read_headers(
     source: Source, cache: Cache, repo: str, commit: str, entries: Sequence[Entry], cost: Cost, pool: Executor,
-    *, names: Mapping[str, Collection[str]] | None = None,
+    *, names: Mapping[str, Names] | None = None,
 ) -> Headers:  # fmt: skip
-    """The header of each entry, by path. `names` are the tensors the index places in each file, if there is one.
+    """The header of each entry, by path. `names` tells of those the index places in each file, if there is one.
 
     A malformed header is its entry's value; what keeps the headers from being read at all is raised: NotFound,
     AccessDenied, HubUnavailable, HubMisbehaved. The pool must not be the one this call itself runs in.
@@ -152,8 +161,3 @@ def _fetch(
     if whole > len(data):
         data += source.read_range(repo, commit, entry, len(data), whole, cost)
     return data[:whole]
-
-
-def _spelled(names: Collection[str]) -> int:
-    """Bytes the names take in a header: each with two quotes, a colon and a comma."""
-    return sum(map(len, names)) + 4 * len(names)

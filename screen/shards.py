@@ -103,6 +103,8 @@ def shard_set(tree: Tree, index: Index | None) -> ShardSet:
 
 def reconcile(index: Index | None, headers: Mapping[str, Header]) -> tuple[Problem, ...]:
     """Where the index and the shards' own headers disagree; without an index, tensors stored twice."""
+    if index is not None and _agree(index, headers):
+        return ()
     problems = []
     held: dict[str, str] = {}
     twice = []
@@ -127,6 +129,16 @@ def reconcile(index: Index | None, headers: Mapping[str, Header]) -> tuple[Probl
         text = f"the index states a total_size of {index.total_size}, its shards hold {data_bytes} bytes{how}"
         problems.append(Problem("total_size", 1, str(index.total_size), text))
     return tuple(problems)
+
+
+def _agree(index: Index, headers: Mapping[str, Header]) -> bool:
+    """Whether all is as it should be, for which one look at each tensor is enough: none can be in two places."""
+    return (
+        sum(len(header.names) for header in headers.values()) == len(index.shard_of)
+        and all({path}.issuperset(map(index.shard_of.get, header.names)) for path, header in headers.items())
+        and headers.keys() == set(index.shard_of.values())
+        and index.total_size in (None, sum(header.data_bytes for header in headers.values()))
+    )
 
 
 def _placed_elsewhere(

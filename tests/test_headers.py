@@ -15,7 +15,7 @@ from loopback import Loopback, ranged, reply
 from formulas.errors import HeaderError, HubUnavailable
 from screen.cache import Cache
 from screen.header import HEADER_CAP, Header, parse_header
-from screen.headers import Lengths, read_headers, read_headers_in_one
+from screen.headers import Lengths, Names, read_headers, read_headers_in_one
 from screen.hub import Hub
 from screen.repo import Blob, Entry, Revision
 from screen.transport import Cost
@@ -40,6 +40,11 @@ def safetensors(header: dict, pad: int = 0) -> bytes:
     return struct.pack("<Q", len(text)) + text + bytes(max((t["data_offsets"][1] for t in header.values()), default=0))
 
 
+def names_of(names):
+    lengths = [len(name) for name in names]
+    return Names(len(lengths), sum(lengths))
+
+
 class Repo:
     """Files served as the Hub serves LFS files: a redirect to another origin, where ranges are read."""
 
@@ -47,7 +52,7 @@ class Repo:
         self.files = files
         self.entries = [Entry(path, Blob(f"sha256:{n:064x}", len(files[path]))) for n, path in enumerate(files)]
         headers = {path: parse_header(data, file_size=len(data), name=path) for path, data in files.items()}
-        self.names = {path: [tensor.name for tensor in header.tensors] for path, header in headers.items()}
+        self.names = {path: names_of(tensor.name for tensor in header.tensors) for path, header in headers.items()}
         self.cdn = Loopback(lambda r: ranged(self.files[r.query["path"][0]], r))
         self.hub = Loopback(self._redirect)
 
@@ -234,7 +239,7 @@ def test_guesses_on_real_headers_are_close():
         if path.stat().st_size > 250_000:
             continue  # the largest take seconds to unpack and add nothing
         recorded = orjson.loads(gzip.decompress(path.read_bytes()))["headers"]
-        names = {shard: [name for name in header if name != "__metadata__"] for shard, header in recorded.items()}
+        names = {shard: names_of(header.keys() - {"__metadata__"}) for shard, header in recorded.items()}
         lengths = Lengths(names)
         for shard, header in recorded.items():
             text = len(orjson.dumps(header))
