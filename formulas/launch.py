@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from .box import Host, Seat
+from .facts import Facts
+from .flags import ignored_flags
 from .options import serve_arguments
 from .placement import Seating
 from .units import GIB, MIB, human
@@ -19,6 +22,20 @@ EXACT_ABOVE = GIB
 ALLOCATOR = f"PYTORCH_ALLOC_CONF=pinned_max_round_threshold_mb:{EXACT_ABOVE // MIB}"
 RAY_PORT = 6379
 RAY_WORD = "--distributed-executor-backend=ray"
+
+
+_REPO = re.compile(r"[\w-][\w.-]*/[\w.-]+")
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+
+
+def as_served(seat: Seat, facts: Facts) -> Seat:
+    """The seat by the name the engine finds its checkpoint under, at the commit its facts are of: what was planned for
+    is what is served. A facts document stands for the repo it describes; a folder has no revision."""
+    is_document = seat.checkpoint.endswith((".json", ".jsonl"))
+    name = facts.repo if is_document and facts.repo else seat.checkpoint
+    found = facts.commit or ""
+    commit = (found if _COMMIT.fullmatch(found) else seat.commit) if _REPO.fullmatch(name) else None
+    return seat._replace(checkpoint=name, commit=commit)
 
 
 def commands(
@@ -76,7 +93,19 @@ def cautions(seat: Seat, seating: Seating, table_bytes: int) -> tuple[str, ...]:
             if seat.deployment.dp > 1
             else f"without {ALLOCATOR} torch pins {pinned} a rank for a table of {table}"
         )
-    return tuple(found)
+    return (*found, *ignored(seat))
+
+
+def ignored(seat: Seat) -> list[str]:
+    """What becomes of flags the seat gives that its release is known to ignore or rewrite, and when."""
+    given = [*serve_arguments(seat.deployment), *(part for word in seat.words for part in word.split("=", 1))]
+    pairs = {(flag, value) for flag, value in zip(given, [*given[1:], ""], strict=True) if flag.startswith("-")}
+    found = []
+    for row in ignored_flags(seat.deployment.version):
+        flag, _, value = row.flag.partition(" ")
+        if any(flag == chosen and value in ("", given) for chosen, given in pairs):
+            found.append(f"{row.flag} becomes {row.becomes}; when: {row.when} (vllm {row.source})")
+    return found
 
 
 def rounded(size: int) -> int:

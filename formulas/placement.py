@@ -152,7 +152,11 @@ class _Search:
         self.best: tuple[Seating, ...] = ()
         self.stuck: str | None = self.demands[0].name if self.demands else None
         self.was_cut = False
+        self.has_dived = False  # a first seating was followed to its end, so there is one to tell of
         self.dead: set[Hashable] = set()
+        sizes = [min((need.takes for need in demand.needs.values()), default=0) for demand in self.demands]
+        ranks = [demand.ranks for demand in self.demands]
+        self.waiting = [list(zip(sizes[i:], ranks[i:], strict=True)) for i in range(len(sizes) + 1)]
 
     def budgets(self) -> range:
         most = sum(max(demand.spans, default=1) for demand in self.demands)
@@ -178,12 +182,27 @@ class _Search:
                 self.was_cut = True
                 continue
             for choice in _choices(rooms, demand, span, self.named):
+                if self.has_dived and _is_hopeless(rooms, self.waiting[index]):
+                    break
                 self.steps += 1
                 if self.steps > self.most_steps:
                     raise _OutOfSteps
                 after, seating = _settle(rooms, demand, choice)
                 self._descend(after, index + 1, budget - span, (*seated, seating))
+        self.has_dived = True
         self.dead.add(state)
+
+
+def _is_hopeless(rooms: Sequence[_Room], waiting: Sequence[tuple[int, int]]) -> bool:
+    """Whether ranks of these (bytes, number) cannot all have a card, whatever the hosts: they take more than is left,
+    or those of some size and above are more than fit the cards one by one."""
+    left = [bay.left for room in rooms for bay in room.bays]
+    if sum(size * ranks for size, ranks in waiting) > sum(left):
+        return True
+    for least in {size for size, _ in waiting if size}:
+        if sum(ranks for size, ranks in waiting if size >= least) > sum(each // least for each in left):
+            return True
+    return False
 
 
 def _hardest_first(demand: Demand) -> tuple[int, int, int, str]:

@@ -13,7 +13,7 @@ from .budget import context_bytes
 from .cards import Card
 from .estimate import Correction, KvReport, PerRank, estimate
 from .facts import Document, Facts
-from .launch import cautions, commands
+from .launch import as_served, cautions, commands
 from .needs import Correct, Judge, account_of, demand_of, facts_of, judge_by, parts_of, sites_of
 from .placement import MOST_STEPS, Need, Seating, host_bytes, place
 from .shortage import explain
@@ -146,15 +146,16 @@ class _Reporter(NamedTuple):
             (self.judge(seat, kind, crosses) for kind in kinds),
             key=lambda each: each.tightest.budget.available.bytes or 0,
         )
-        asked = judged.deployment
+        asked, facts = judged.deployment, facts_of(self.facts, seat)
         learnt = self.correct(judged.card, asked) if self.correct else Correction()
-        answer = estimate(facts_of(self.facts, seat), judged.card, asked, self.coefficients, correction=learnt)
+        answer = estimate(facts, judged.card, asked, self.coefficients, correction=learnt)
         table = judged.tightest.weights.host_pinned
-        started = commands(seat, seating, self.box.hosts, bool(table))
+        named = as_served(seat, facts)
+        started = commands(named, seating, self.box.hosts, bool(table))
         return SeatReport(
             seat=seat.name,
-            checkpoint=seat.checkpoint,
-            commit=seat.commit or answer.commit,
+            checkpoint=named.checkpoint,
+            commit=named.commit or facts.commit,
             hosts=seating.hosts,
             cards=tuple(uuid for _, uuid in seating.cards),
             gpu=" + ".join(kind.name for kind in kinds),

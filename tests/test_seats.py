@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 
 from formulas.box import parse_box
 from formulas.cards import find_card
+from formulas.cli import app
+from formulas.console import NO, USAGE, YES, run
 from formulas.errors import BadInput
 from formulas.options import deployment_from, parse_arguments
 from formulas.placement import Demand, Need, Site, Slot, host_bytes, lack, place, start_order
@@ -439,6 +441,40 @@ def test_a_host_is_crossed_only_where_asked_or_needed():
     assert four.serve[0][1] == f"CUDA_VISIBLE_DEVICES={uuid(1)},{uuid(2)}"
 
 
+def test_replicas_on_one_host_share_their_table():
+    cards = [(n, "rtx-pro-6000") for n in range(4)]
+    asked = {"max_model_len": 8192, "gpu_memory_utilization": 0.92}
+    alone = planned(host("a", cards) + flash(tensor_parallel_size=2, **asked))
+    twice = {"data_parallel_size": 2, "enable_expert_parallel": True} | asked
+    both = planned(host("a", cards) + flash(tensor_parallel_size=2, **twice))
+    apart = planned(host("a", cards) + flash(tensor_parallel_size=2, count=2, **asked))
+    check(both, parse_box(host("a", cards) + flash(tensor_parallel_size=2, **twice)))
+    tables = [plan.hosts[0].pinned_bytes / GIB for plan in (alone, both, apart)]
+    assert tables == pytest.approx([47.7, 47.7, 2 * 47.7], abs=0.05)
+    assert any("/dev/shm" in warning for warning in both.seats[0].warnings)
+    assert both.hosts[0].cards[2].by_seat
+
+
+def test_stages_over_hosts_are_accounted_for_one_by_one():
+    text = host("a", [(1, "h100-80gb")]) + host("b", [(2, "h100-80gb")])
+    text += seat("s", "Qwen/Qwen3.5-27B", pipeline_parallel_size=2, tensor_parallel_size=1)
+    plan = planned(text)
+    check(plan, parse_box(text))
+    first, last = (one.cards[0].by_seat["s"]["weights"] for one in plan.hosts)
+    assert first != last  # the embedding is on the first, the head on the last
+
+
+def test_a_card_that_shares_the_hosts_memory_counts_there():
+    text = host("spark", [(1, "gb10")], ram="121GiB", used="8GiB") + seat("s")
+    plan = planned(text)
+    assert plan.fits is False  # 0.92 of its memory is more than 0.95 of the host's less what is used
+    share = plan.nearest_fit
+    assert share.startswith("--gpu-memory-utilization")
+    fits = planned(host("spark", [(1, "gb10")], ram="121GiB", used="8GiB") + seat("s", gpu_memory_utilization=0.8))
+    assert fits.fits
+    assert fits.hosts[0].pinned_bytes > 0.8 * fits.hosts[0].cards[0].total_bytes
+
+
 def test_what_is_not_modelled_makes_the_answer_unknown():
     answer = planned(host("a", [(1, "h200")]) + seat("s", cpu_offload_gb=4))
     assert answer.fits is None
@@ -457,7 +493,17 @@ def test_older_engines_and_ray():
 def test_what_the_engine_makes_of_a_flag_is_passed_on():
     text = host("a", [(1, "h200")]) + seat("s", kv_cache_dtype="fp8")
     plan = planned(text, warn=lambda seat, card: [f"{card.name} ignores {seat.deployment.kv_cache_dtype}"])
-    assert plan.seats[0].warnings == ("h200 ignores fp8",)
+    assert plan.seats[0].warnings[-1] == "h200 ignores fp8"
+
+
+def test_flags_the_release_is_known_to_ignore_are_warned_of():
+    text = host("a", [(1, "h200")])
+    [one] = planned(text + seat("s", disable_cascade_attn=True)).seats
+    assert any(warning.startswith("--disable-cascade-attn becomes nothing") for warning in one.warnings)
+    assert not planned(text + seat("s", disable_cascade_attn=True, engine="0.25.1")).seats[0].warnings
+    [one] = planned(text + seat("s", kv_cache_dtype="fp8")).seats
+    assert any(warning.startswith("--kv-cache-dtype fp8 becomes fp8_ds_mla") for warning in one.warnings)
+    assert not planned(text + seat("s", kv_cache_dtype="bfloat16", engine="0.25.1")).seats[0].warnings
 
 
 def test_the_command_says_what_was_planned():
@@ -507,3 +553,45 @@ def test_the_report_shows_who_takes_what():
     free = plan.hosts[0].cards[0].free_bytes
     assert shape.count(".") == pytest.approx(BAR * free / total, abs=1)
     assert host_bytes(Need(1, 1, 3, 5, 2), 4) == 3 * 4 + 5 * 2
+
+
+# The command
+
+
+@pytest.fixture
+def small_box(tmp_path):
+    """A box whose checkpoints are facts documents: no Hub is asked."""
+    for name in ("Qwen/Qwen3-8B", "openai/gpt-oss-20b"):
+        facts = checkpoints()[name].model_copy(update={"commit": "ab" * 20})
+        (tmp_path / f"{name.split('/')[1]}.json").write_text(facts.model_dump_json())
+
+    def write(text):
+        path = tmp_path / "box.toml"
+        for name in ("Qwen/Qwen3-8B", "openai/gpt-oss-20b"):
+            text = text.replace(f'"{name}"', json.dumps(str(tmp_path / f"{name.split('/')[1]}.json")))
+        path.write_text(text)
+        return str(path)
+
+    return write
+
+
+def test_fit_plan_prints_one_document(small_box, capsys):
+    box = small_box(host("a", [(1, "h100-80gb")]) + seat("s"))
+    assert run(app, ["plan", box, "--json"]) == YES
+    said = capsys.readouterr()
+    body = json.loads(said.out)
+    [one] = body["seats"]
+    assert (one["checkpoint"], one["commit"]) == ("Qwen/Qwen3-8B", "ab" * 20)
+    assert one["serve"] == [["env", f"CUDA_VISIBLE_DEVICES={uuid(1)}", "vllm", "serve", "Qwen/Qwen3-8B", "--revision",
+                            "ab" * 20, "--max-model-len", "8192"]]  # fmt: skip
+    assert not said.err
+
+
+def test_fit_plan_says_no_and_what_is_wrong(small_box, capsys):
+    assert run(app, ["plan", small_box(host("a", [(1, "rtx-4090")]) + seat("s", "Qwen/Qwen3-8B", count=2))]) == NO
+    assert "seat s-" in capsys.readouterr().out
+    assert run(app, ["plan", small_box(host("a", [(1, "rtx-4090")]) + seat("s", hots=["a"])), "--json"]) == USAGE
+    error = json.loads(capsys.readouterr().err)["error"]
+    assert error["code"] == "bad_input"
+    assert "'hosts' meant" in error["message"]
+    assert run(app, ["plan", "no-such-box.toml"]) == USAGE
