@@ -33,7 +33,7 @@ from .journal import Part, part_line
 from .sources import Source, Thresholds, judge
 from .store import Store, disk_free, write_all
 
-TICK_SECONDS = 0.2
+TICK_SECONDS = 0.1
 PROGRESS_BYTES = 64 * KIB  # a request that brought as much was no failure of its source
 CHECKPOINT_BYTES = MIB
 STRIKES = 3  # wrong answers for one blob, after which a source is not asked for it again

@@ -83,7 +83,9 @@ def stage(order: Order, repo: str, revision: str, on_event: Callable[[Event], No
     for skipped in steps.skipped:
         on_event({"event": "skipped", **skipped._asdict()})
     execute.check_room(order.store, steps, order.places, order.thresholds.reserve_bytes)
-    sources = [Source(order.endpoint(), trusted=True), *(Source(hub(), trusted=False) for hub in order.mirrors)]
+    most = order.thresholds.connections
+    sources = [Source(order.endpoint(), trusted=True, connections=most)]
+    sources += [Source(mirror(), trusted=False, connections=most) for mirror in order.mirrors]
     try:
         outcome = execute.execute(
             order.store, steps, order.places, sources, order.thresholds, on_event, order.tool

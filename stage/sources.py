@@ -15,6 +15,7 @@ from formulas.errors import ToolkitError
 from formulas.units import KIB, MIB, human
 from screen.hub import Hub
 
+FIRST_CONNECTIONS = 4
 FAST_CONNECTION = 96 * MIB  # bytes/s: a connection this fast is limited by this machine, a second one does not help
 
 
@@ -45,9 +46,9 @@ class Sample(NamedTuple):
 class Source:
     """One place bytes come from, and how it has been doing. Its fields change under the download's lock."""
 
-    def __init__(self, hub: Hub, *, trusted: bool, connections: int = 2):
+    def __init__(self, hub: Hub, *, trusted: bool, connections: int):
         self.hub, self.url, self.trusted = hub, hub.endpoint, trusted
-        self.limit, self.active = connections, 0
+        self.limit, self.active = min(connections, FIRST_CONNECTIONS), 0
         self.ranged = True  # answers ranges; a mirror that does not is asked for whole files
         self.failures = 0  # in a row, without progress
         self.failed = False  # out of retries; until its next probe succeeds
