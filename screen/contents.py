@@ -7,7 +7,6 @@ from collections.abc import Iterator
 
 from formulas.facts import Facts, Stack
 from formulas.roles import classify
-from formulas.tensors import expand
 from formulas.units import human
 
 from .chain import Criteria, Evidence, Gate, Known
@@ -169,12 +168,13 @@ def index(known: Known, criteria: Criteria) -> Iterator[Answer]:
         yield passed("index and headers name the same tensors in the same shards", len(known.index.shard_of))
 
 
-# What quantisation adds to a module's name, or writes instead of `weight`; a module is the same with or without it.
-_COMPANION = re.compile(
-    r"\.(?:weight|bias|qweight|qzeros|scales|g_idx|(?:weight|input|activation|output)_\w+)$|(?<=_proj)_(?:blocks|scales|bias)$"
+# What holds a module's values, and what quantisation adds beside them; a module is the same in every format.
+_VALUES = re.compile(r"\.(?:weight|qweight|weight_packed)$|(?<=_proj)_blocks$")
+_BESIDE = re.compile(
+    r"\.(?:bias|biases|qzeros|scales|scale|scale_inv|g_idx|SCB|weight_(?!packed)\w+|weight(?:\.\w+)+|pre_quant_scale|"
+    r"(?:input|activation|output)_\w*scale\w*|(?:[qkv]|kv|prob)_scale)$|(?<=_proj)_(?:bias|scales|\w*scale\w*)$"
 )
-_KV_SCALE = re.compile(r"\.(?:[qkv]|kv|prob)_scale$")
-_EXPERT = re.compile(r"\.experts\.\d+\.")
+_EXPERT = re.compile(r"\.experts\.\{[0-9,\-]+\}\.")
 _PACKED = re.compile(r"\.experts\.(gate_up_proj|down_proj)$")
 _HALVES = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
 
@@ -187,16 +187,15 @@ def modules(facts: Facts) -> set[str] | None:
     if facts.tensor_groups is None:
         return None
     found: set[str] = set()
-    for name, _, _ in expand(facts.tensor_groups):
-        if _KV_SCALE.search(name):
+    for group in facts.tensor_groups:
+        if _BESIDE.search(group.pattern):
             continue
-        module = _EXPERT.sub(".experts.*.", name)
-        while (stem := _COMPANION.sub("", module)) != module:
-            module = stem
-        if packed := _PACKED.search(module):
-            found.update(f"{module[:packed.start()]}.experts.*.{half}" for half in _HALVES[packed[1]])
-        else:
-            found.add(module)
+        pattern = _VALUES.sub("", _EXPERT.sub(".experts.*.", group.pattern))
+        for module in group._replace(pattern=pattern).names():
+            if packed := _PACKED.search(module):
+                found.update(f"{module[:packed.start()]}.experts.*.{half}" for half in _HALVES[packed[1]])
+            else:
+                found.add(module)
     return found
 
 

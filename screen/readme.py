@@ -144,9 +144,6 @@ _ANYWHERE: tuple[tuple[Topic, re.Pattern[str]], ...] = (
 _IN_EVALUATIONS: tuple[tuple[Topic, re.Pattern[str]], ...] = (("protocol", _PROTOCOL), ("repeats", _REPEATS))
 
 
-_IN_EVALUATIONS: tuple[tuple[Topic, re.Pattern[str]], ...] = (("protocol", _PROTOCOL), ("repeats", _REPEATS))
-
-
 def _body(body: str) -> Iterator[tuple[Topic, str]]:
     for heading, lines in _sections(body):
         blocks = list(_blocks(lines))

@@ -349,6 +349,14 @@ def test_quantisation_and_packing_of_experts_are_no_difference():
     assert outcomes("like", known(facts=reference(*renamed)), reference(*EXPERTS)) == ["reject", "reject"]
 
 
+def test_scales_shared_by_the_parts_of_a_table_are_no_module():
+    parts = [f"model.layers.1.ple.ngram_embedding.shard_{n}.weight" for n in range(4)]
+    scaled = reference(*parts, "model.layers.1.ple.ngram_embedding.weight_scale", "model.layers.1.self_attn.k_scale")
+    assert outcomes("like", known(facts=reference(*parts)), scaled) == ["pass"]
+    assert outcomes("like", known(facts=scaled), reference(*parts)) == ["pass"]
+    assert outcomes("like", known(facts=reference(*parts[1:], f"{parts[0]}_scale")), scaled) == ["reject"]
+
+
 def test_misspelt_key_names_the_nearest():
     with pytest.raises(BadInput) as caught:
         parse_policy('max_sise = "10GiB"', name="box.toml", flags={})
