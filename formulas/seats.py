@@ -168,6 +168,8 @@ class _Reporter(NamedTuple):
             warnings=(
                 *cautions(seat, seating, table),
                 *self._neighbours(seat, seating),
+                *(_guessed(kind) for kind in kinds if kind.estimated),
+                *answer.remarks,
                 *(self.warn(seat, judged.card) if self.warn else ()),
             ),
         )
@@ -181,6 +183,11 @@ class _Reporter(NamedTuple):
             before = list(card.by_seat)[: list(card.by_seat).index(seat.name)]
             found += [f"start it when {other} is up: they share {card.uuid}" for other in before]
         return list(dict.fromkeys(found))
+
+
+def _guessed(card: Card) -> str:
+    size, margin = human(card.total_bytes), human(card.margin_bytes)
+    return f"{card.name}: {size} is an estimate, give or take {margin}; `memory` in the box overrides it"
 
 
 def _cards(box: Box) -> dict[str, Card]:

@@ -325,6 +325,7 @@ def test_one_card_per_host_where_no_host_has_two():
     assert "--headless" not in head
     assert other.endswith("--node-rank 1 --headless")
     assert any("NCCL crosses the network" in warning for warning in one.warnings)
+    assert any("71.22 GiB is an estimate" in warning for warning in one.warnings)
 
 
 def test_mtp_takes_the_room_of_the_context_and_the_host_table_gives_it_back():
