@@ -293,6 +293,7 @@ def sentence(answer: Estimate) -> str:
             f"{answer.kv.tokens:,} tokens, longest context {answer.kv.max_context:,}"
         )
     failed = next((g for g in answer.gates if g.met is False), None)
-    tail = f"; fits with {answer.nearest_fit}" if answer.nearest_fit else "; no single change tried makes it fit"
+    flags = " or ".join(way.flags for way in answer.ways)
+    tail = f"; fits with {flags}" if flags else "; nothing tried makes it fit"
     missing = f", {answer.shortfall_bytes / GIB:.2f} GiB short" if answer.shortfall_bytes else ""
     return f"{name}: does not fit{missing}; {failed.name + ': ' + failed.because if failed else ''}{tail}"

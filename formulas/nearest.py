@@ -19,6 +19,7 @@ from .units import human
 SHORTEST = 1024  # tokens: a context below this is no answer
 MOST_CARDS = 64
 _LEAST_ROWS = 8
+_HIGHEST_SHARE = 0.98  # another process, or the next driver, needs a little as well
 _LEAST_BATCH = 2048  # a step of fewer tokens slows prefill down more than it frees
 
 
@@ -106,22 +107,48 @@ def _first_alone(ladders: list[list[Change]], asked: Deployment, judge: Judge) -
 
 
 def _together(ladders: list[list[Change]], asked: Deployment, judge: Judge, length: int) -> list[Way]:
-    """The last rungs of all ladders, less every one that can be left out, dearest first; a shorter context if even
-    all of them leave too little for the one asked for."""
-    chosen = [ladder[-1] for ladder in ladders]
-    tried = judge(_applied(asked, chosen))
-    if not chosen or not (tried.fits or _is_shorter_enough(tried)):
+    """A set of changes from which none can be left out and of which none can be milder; with a shorter context where
+    all changes together leave too little for the one asked for."""
+    ladders, tried = _answerable(ladders, asked, judge)
+    if tried is None or not (tried.fits or _is_shorter_enough(tried)):
         return []
+    # Where the context asked for cannot be had at all, half of the longest that can be had is worth the changes.
+    wanted = None if tried.fits else max(SHORTEST, (tried.max_context or 0) // 2)
 
     def is_enough(found: Tried) -> bool:
-        # Where the length cannot be had at all, the longest that can be is what the changes are for.
-        return bool(found.fits) if tried.fits else _is_shorter_enough(found)
+        if wanted is None:
+            return bool(found.fits)
+        return found.needs_only_context and (found.max_context or 0) >= wanted
 
-    for change in reversed(list(chosen)):
-        rest = [kept for kept in chosen if kept is not change]
-        if rest and is_enough(without := judge(_applied(asked, rest))):
-            chosen, tried = rest, without
-    return [_way(chosen, tried) if tried.fits else _shorter(chosen, tried, length)]
+    chosen = {id(ladder): ladder[-1] for ladder in ladders}
+    for ladder in reversed(ladders):
+        rest = [change for key, change in chosen.items() if key != id(ladder)]
+        if rest and is_enough(judge(_applied(asked, rest))):
+            del chosen[id(ladder)]
+    for ladder in ladders:
+        if id(ladder) not in chosen:
+            continue
+        rest = [change for key, change in chosen.items() if key != id(ladder)]
+        chosen[id(ladder)] = next(c for c in ladder if c is ladder[-1] or is_enough(judge(_applied(asked, [*rest, c]))))
+    changes = list(chosen.values())
+    tried = judge(_applied(asked, changes))
+    return [_way(changes, tried) if tried.fits else _shorter(changes, tried, length)]
+
+
+def _answerable(
+    ladders: list[list[Change]], asked: Deployment, judge: Judge
+) -> tuple[list[list[Change]], Tried | None]:
+    """The ladders whose last rungs can be judged together, and that judgement: a change that makes the answer unknown
+    is no way out."""
+    kept: list[list[Change]] = []
+    last: Tried | None = None
+    for ladder in ladders:
+        tried = judge(_applied(asked, [each[-1] for each in [*kept, ladder]]))
+        if tried.fits is not None:
+            kept, last = [*kept, ladder], tried
+            if tried.fits:
+                break
+    return kept, last
 
 
 def _more_cards(asked: Deployment, judge: Judge) -> list[Way]:
@@ -146,7 +173,8 @@ def _ladders(facts: Facts, card: Card, asked: Deployment) -> Iterator[list[Chang
 def _utilization(card: Card, asked: Deployment) -> list[Change]:
     """Up to the share that is free at start-up, where the engine asks for no more than it finds."""
     share = asked.gpu_memory_utilization or 0.0
-    most = floor(100 * (card.total_bytes - context_bytes(asked, card)) / card.total_bytes) / 100
+    free = (card.total_bytes - context_bytes(asked, card)) / card.total_bytes
+    most = min(floor(100 * free) / 100, _HIGHEST_SHARE)
     if asked.kv_cache_memory_bytes is not None or card.unified or most <= share:
         return []
     left = human((1 - most) * card.total_bytes)
