@@ -24,6 +24,10 @@ DTYPE_BITS: dict[str, int] = {
 """Bits per element of every dtype of the safetensors 0.8 format (safetensors/src/tensor.rs, `Dtype::bitsize`)."""
 
 
+Form = tuple[str, tuple[int, ...]]
+"""A tensor's dtype and shape."""
+
+
 class TensorInfo(NamedTuple):
     """One tensor of a file: half-open byte range [start, stop) within the file's data region."""
 
@@ -112,7 +116,7 @@ def fold(tensors: Iterable[tuple[str, str, tuple[int, ...]]]) -> list[TensorGrou
     return fold_columns([name for name, _, _ in triples], [(dtype, shape) for _, dtype, shape in triples])
 
 
-def fold_columns(names: Sequence[str], forms: Iterable[tuple[str, tuple[int, ...]]]) -> list[TensorGroup]:
+def fold_columns(names: Sequence[str], forms: Iterable[Form]) -> list[TensorGroup]:
     """The same of names and their (dtype, shape), in two columns."""
     forms, kins = list(forms), families(names)
     members: defaultdict[str, list[int]] = defaultdict(list)
@@ -126,11 +130,11 @@ def fold_columns(names: Sequence[str], forms: Iterable[tuple[str, tuple[int, ...
     return sorted(groups)
 
 
-def _by_form(names: list[str], forms: list[tuple[str, tuple[int, ...]]]) -> dict[tuple[str, tuple[int, ...]], list[str]]:
+def _by_form(names: list[str], forms: list[Form]) -> dict[Form, list[str]]:
     """The names of each form; most families have one."""
     if forms.count(forms[0]) == len(forms):
         return {forms[0]: names}
-    found: defaultdict[tuple[str, tuple[int, ...]], list[str]] = defaultdict(list)
+    found: defaultdict[Form, list[str]] = defaultdict(list)
     for name, form in zip(names, forms, strict=True):
         found[form].append(name)
     return found

@@ -20,10 +20,10 @@ from formulas.errors import HubMisbehaved, ToolkitError
 from formulas.facts import Cell, Experts, Facts, Mtp, Ple, Quantization, Role, Stack
 from formulas.geometry import Geometry, parse_geometry
 from formulas.roles import classify, classify_family, is_numbered_mtp
-from formulas.tensors import TensorGroup, family, fold_columns, tensor_bytes
+from formulas.tensors import Form, TensorGroup, family, fold_columns, tensor_bytes
 
 from .formats import PLAIN, Module, by_role, leading, modules
-from .header import Form, Header
+from .header import Header
 from .quantization import declared_format, ignore_list, kv_cache_dtype, method, quantization_config, without_lists
 
 Counts = Mapping[tuple[str, Form], int]

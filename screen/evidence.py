@@ -146,7 +146,7 @@ def _headers(known: Known, source: Source, cost: Cost, means: Means) -> Known:
     rests = Rests.API if found else Rests.HEADER
     # The route tells of the index's shards only.
     entries = [entry for entry in wanted if entry.path not in (found or {})]
-    names = _placed(index) if index else None
+    names = _placed(index) if index and entries else None
     read = read_headers(source, means.cache, known.reads, known.at, entries, cost, means.shards, names=names)
     headers: dict[str, Header] = {}
     for path, header in sorted({**(found or {}), **read}.items()):

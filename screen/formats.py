@@ -14,9 +14,8 @@ from typing import Any, NamedTuple
 
 from formulas.facts import Role, Stack
 from formulas.roles import classify_family
-from formulas.tensors import tensor_bytes
+from formulas.tensors import Form, tensor_bytes
 
-from .header import Form
 from .quantization import weight_bits
 
 PLAIN = {"BF16": "bf16", "F16": "fp16", "F32": "fp32", "F64": "fp64"}

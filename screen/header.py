@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import orjson
 
 from formulas.errors import HeaderError
-from formulas.tensors import DTYPE_BITS, TensorInfo, tensor_bytes
+from formulas.tensors import DTYPE_BITS, Form, TensorInfo, tensor_bytes
 
 HEADER_CAP = 100_000_000
 """Longest header the format allows, in bytes (safetensors/src/tensor.rs `MAX_HEADER_SIZE`)."""
@@ -33,10 +33,6 @@ _MAGIC = {
     b"\x80\x02": "a pickle",
     b"GGUF": "a GGUF file",
 }
-
-
-Form = tuple[str, tuple[int, ...]]
-"""A tensor's dtype and shape."""
 
 
 class Header(NamedTuple):
