@@ -20,7 +20,7 @@ def main() -> None:
     chosen = parser.parse_args()
     for name in chosen.names:
         if name == "stage":  # it has options of its own, and prints JSON lines
-            subprocess.run([sys.executable, "-m", "bench.stage", "--files", "4"], check=True)
+            subprocess.run([sys.executable, "-m", "bench.stage"], check=True)
             continue
         for row in BENCHES[name]():
             load = round(os.getloadavg()[0], 1)

@@ -1,6 +1,7 @@
 """`stage` beside its peers, on loopback, digests on: wall and CPU seconds of the client, peak memory. JSON lines.
 
-    python -m bench.stage [--size 2GiB] [--files 8] [--cap 8MiB] [--only NAME] [--repeat N]
+    python -m bench.stage                      one file, eight files, and one file over connections capped at 8 MiB/s
+    python -m bench.stage --size 2GiB --files 8 --cap 8MiB [--only NAME] [--repeat N]
 
 Every client gets the same files from the same server process, one after the other, into an empty folder. A figure is
 only comparable within one run: other work on the machine is in all of them. Nothing here asserts a time.
@@ -24,9 +25,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from formulas.units import MIB, parse_size
+from formulas.units import GIB, MIB, parse_size
 
 REPO = "bench/model"
+CASES = ((2 * GIB, 1, 0), (2 * GIB, 8, 0), (256 * MIB, 1, 8 * MIB))  # bytes, files, bytes/s of a connection
 SERVER = """
 import sys, time
 from pathlib import Path
@@ -51,14 +53,16 @@ VERIFY_FLOOR = (
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.stage")
-    parser.add_argument("--size", type=parse_size, default=parse_size("2GiB"), help="of all files together")
+    parser.add_argument("--size", type=parse_size, help="of all files together")
     parser.add_argument("--files", type=int, default=1)
     parser.add_argument("--cap", type=parse_size, default=0, help="bytes a second of each connection; 0: none")
     parser.add_argument("--only", action="append", help="a client; repeatable")
     parser.add_argument("--repeat", type=int, default=1)
     chosen = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="bench-") as folder:
-        measure(Path(folder), chosen.size, chosen.files, chosen.cap, chosen.only, chosen.repeat)
+    cases = CASES if chosen.size is None else ((chosen.size, chosen.files, chosen.cap),)
+    for case in cases:
+        with tempfile.TemporaryDirectory(prefix="bench-") as folder:
+            measure(Path(folder), *case, chosen.only, chosen.repeat)
 
 
 def measure(work: Path, size: int, files: int, cap: int, only: list[str] | None, repeat: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import http.client
 import json
 import os
@@ -19,6 +20,7 @@ from stagerun import assert_staged, run_stage, safetensors_bytes, small_repo
 from formulas import console
 from screen.demofaults import Fault, Kind
 from screen.demorepo import DemoRepo
+from stage import execute
 from stage.cli import app
 from stage.layout import reflink
 from stage.serve import Mirror
@@ -201,6 +203,52 @@ def test_two_repos_with_the_same_files_take_the_space_once(hub, stage, store, co
     assert [(row["repo"], row["own_bytes"], row["refs"]) for row in rows] == [
         ("org/first", 0, ["main"]), ("other/second", 0, ["main"])]  # fmt: skip
     assert rows[0]["shared_bytes"] == rows[0]["bytes"] == sum(c.size for c in first.main.files.values())
+
+
+def test_a_blob_that_was_lost_comes_back_from_another_snapshot(hub, stage, store):
+    repo, twin = small_repo(), small_repo("other/twin")
+    demo = hub(repo, twin)
+    assert stage(demo, repo.name).code == 0
+    for blob in (store / "blobs").glob("*/*/*"):
+        blob.unlink()
+    ran = stage(demo, twin.name)
+    assert (ran.code, ran.last["bytes_fetched"]) == (0, 0)
+    assert_staged(store, twin)
+    assert stage(demo, repo.name).code == 0
+    assert_staged(store, repo)
+
+
+@pytest.fixture
+def without_links(monkeypatch):
+    """A file system that has no hard links, as FAT and some network ones."""
+
+    def link(*args, **kwargs):
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", link)
+
+
+def test_without_hard_links_a_snapshot_has_relative_symlinks(hub, stage, store, command, tmp_path, without_links):
+    repo = small_repo()
+    demo = hub(repo)
+    ran = stage(demo, repo.name, "--to", tmp_path / "to", "--hf-cache")
+    assert ran.code == 0, ran.stderr
+    assert_staged(store, repo)
+    [manifest] = Store(store).read_manifests()
+    assert {file.layout for file in manifest.files} == {"symlink"}
+    assert [event["how"] for event in ran.of("laid out")] in (["copy", "copy"], ["reflink", "reflink"])
+    store.rename(store.with_name("moved"))
+    assert command("verify", "--json", "--store", store.with_name("moved"))[0] == 0, "a moved store is whole"
+    assert stage(demo, repo.name, "--store", store.with_name("moved")).last["bytes_fetched"] == 0
+
+
+def test_a_target_that_folds_case_gets_no_two_files_of_one_name(hub, stage, store, monkeypatch):
+    repo = DemoRepo("org/cases", {"README.md": "one", "readme.md": "two"})
+    monkeypatch.setattr(execute, "folds_case", lambda folder: True)
+    ran = stage(hub(repo), repo.name)
+    assert ran.code == 2
+    assert "README.md and readme.md" in ran.stderr
+    assert stage(hub(repo), repo.name, "--exclude", "readme.md").code == 0
 
 
 # What to stage
