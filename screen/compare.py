@@ -9,6 +9,7 @@ from __future__ import annotations
 import enum
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from math import isfinite
 from typing import Any, NamedTuple
 
 from formulas.facts import Cell, Document, Facts, Role, Stack
@@ -60,8 +61,9 @@ class Structure(Document):
     patterns: tuple[Pattern, ...] = ()
 
 
-def structure(a: Iterable[TensorGroup], b: Iterable[TensorGroup]) -> Structure:
-    """The difference of two sets of tensors, by pattern. Groups that both have are not spelled out."""
+def structure(a: Iterable[TensorGroup], b: Iterable[TensorGroup], mtp_from: int | None = None) -> Structure:
+    """The difference of two sets of tensors, by pattern; layers numbered `mtp_from` or more are the MTP head's.
+    Groups that both have are not spelled out."""
     mine, theirs = set(a), set(b)
     left, right = _forms(mine - theirs), _forms(theirs - mine)
     only_a = fold((name, *left[name]) for name in left.keys() - right.keys())
@@ -72,13 +74,14 @@ def structure(a: Iterable[TensorGroup], b: Iterable[TensorGroup]) -> Structure:
             changes[left[name], right[name]].append(name)
     changed = [(group, forms) for forms, names in changes.items() for group in fold((name, "", ()) for name in names)]
     changed.sort(key=lambda item: item[0].pattern)
-    patterns = [_pattern(group, side) for groups, side in ((only_a, "a"), (only_b, "b")) for group in groups]
+    found = [*((group, "a") for group in only_a), *((group, "b") for group in only_b),
+             *((group, "both") for group, _ in changed)]  # fmt: skip
     return Structure(
         same=not (only_a or only_b or changed),
         only_a=tuple(dict.fromkeys(group.pattern for group in only_a)),
         only_b=tuple(dict.fromkeys(group.pattern for group in only_b)),
         changed=tuple(Change(tensor=group.pattern, a=forms[0], b=forms[1]) for group, forms in changed),
-        patterns=(*patterns, *(_pattern(group, "both") for group, _ in changed)),
+        patterns=tuple(_pattern(group, side, mtp_from) for group, side in found),
     )
 
 
@@ -86,12 +89,10 @@ def _forms(groups: Iterable[TensorGroup]) -> dict[str, Form]:
     return {name: (dtype, shape) for name, dtype, shape in expand(groups)}
 
 
-def _pattern(group: TensorGroup, side: str) -> Pattern:
+def _pattern(group: TensorGroup, side: str, mtp_from: int | None) -> Pattern:
     example = next(group.names())
-    stack, role = classify(example)
-    return Pattern(
-        pattern=group.pattern, count=group.copies, example=example, side=side, stack=stack, role=role
-    )
+    stack, role = classify(example, mtp_from)
+    return Pattern(pattern=group.pattern, count=group.copies, example=example, side=side, stack=stack, role=role)
 
 
 # Bytes by role
@@ -154,8 +155,13 @@ def _keys(files: Files) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for path, document in files.items():
         prefix = "" if path == "config.json" else f"{path}:"
-        found |= {prefix + key: value for key, value in flat(_short(document)).items()}
+        found |= {prefix + key: _spelled(value) for key, value in flat(_short(document)).items()}
     return found
+
+
+def _spelled(value: Any) -> Any:
+    """The value; as a word where it is a number that JSON cannot hold."""
+    return str(value) if isinstance(value, float) and not isfinite(value) else value
 
 
 def _short(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -259,7 +265,9 @@ def compare(a: Side, b: Side, cost: Spent) -> Comparison:
     equal, weights = same_bytes(files), same_weights(files)
     groups = [side.facts.tensor_groups if side.facts else None for side in (a, b)]
     cells = [side.facts.census if side.facts else None for side in (a, b)]
-    found = structure(groups[0], groups[1]) if groups[0] is not None and groups[1] is not None else None
+    found = None
+    if groups[0] is not None and groups[1] is not None:
+        found = structure(groups[0], groups[1], _mtp_from(a.facts) or _mtp_from(b.facts))
     if found is None and weights:
         found = Structure(same=True)
     known = cells[0] is not None and cells[1] is not None
@@ -280,10 +288,23 @@ def compare(a: Side, b: Side, cost: Spent) -> Comparison:
         parts=parts(cells[0] or (), cells[1] or ()) if known else None,
         census={"a": cells[0] or (), "b": cells[1] or ()} if known else None,
         formats={"a": _formats(a.facts), "b": _formats(b.facts)} if known else None,
-        config=None if equal else config_difference(a.files, b.files),
+        config=None if equal else config_difference(*_readable(a, b)),
         ignore=None if equal else ignore_difference(a.facts, b.facts),
         cost=cost,
     )  # fmt: skip
+
+
+def _mtp_from(facts: Facts | None) -> int | None:
+    """The number from which layers are the MTP head's, where the config declares one; no other names have it."""
+    geometry = facts.geometry if facts else None
+    return len(geometry.layers) if geometry and geometry.mtp_layers and geometry.layers else None
+
+
+def _readable(a: Side, b: Side) -> tuple[Files, Files]:
+    """The JSON files of either side, without those that both have and only one could be read as JSON."""
+    broken = {path for path in a.files.keys() ^ b.files.keys() if a.tree.find(path) and b.tree.find(path)}
+    ours, theirs = ({path: document for path, document in side.files.items() if path not in broken} for side in (a, b))
+    return ours, theirs
 
 
 def _formats(facts: Facts | None) -> dict[str, str]:

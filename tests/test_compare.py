@@ -222,6 +222,48 @@ def test_another_dtype_is_another_structure(hub, compare):
                            "cost"]  # fmt: skip
 
 
+def test_a_config_that_is_no_json_hides_no_key_of_the_other(hub, compare):
+    server = hub(DemoRepo("a/model", files()), DemoRepo("b/model", files() | {"config.json": "{"}))
+    code, found = compare(server, "a/model", "b/model")
+    assert (code, found["verdict"]) == (3, "same weights, other files")
+    assert found["config"] == {"only_a": {}, "only_b": {}, "changed": {}}
+    assert [file["path"] for file in found["differing_files"]] == ["config.json"]
+
+
+def test_numbers_beyond_json_are_words(hub, compare):
+    infinite = '{"model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 8, "cap": Infinity}'
+    server = hub(DemoRepo("a/model", files()), DemoRepo("b/model", files() | {"config.json": infinite}))
+    assert compare(server, "a/model", "b/model")[1]["config"]["only_b"] == {"cap": "inf"}
+
+
+def test_a_missing_shard_leaves_the_structure_unknown(hub, compare):
+    index = {"metadata": {}, "weight_map": {"model.layers.0.mlp.up_proj.weight": "model-00003-of-00003.safetensors"}}
+    server = hub(DemoRepo("a/model", files()), DemoRepo("b/model", files(seed=5) | {
+        "model.safetensors.index.json": index}))  # fmt: skip
+    code, found = compare(server, "a/model", "b/model")
+    assert (code, found["verdict"], found["structure"]) == (3, "other weights, structure not known", None)
+
+
+def test_numbered_mtp_layers_are_of_the_mtp_stack():
+    ours = fold((f"model.layers.{n}.mlp.up_proj.weight", "BF16", (2,)) for n in range(3))
+    found = structure(ours, ours[:0], 2)
+    assert {(p.stack, p.count) for p in found.patterns} == {("main", 3)}
+    assert structure(fold([("model.layers.2.mlp.up_proj.weight", "BF16", (2,))]), [], 2).patterns[0].stack == "mtp"
+
+
+@pytest.mark.parametrize("option", ["--markdown", None])
+def test_the_text_says_the_verdict_first(hub, capsys, tmp_path, option):
+    half = files(config={**CONFIG, "rope_theta": 1}) | {
+        "model-00002-of-00002.safetensors": safetensors_file(tensors(1, "F16"), seed=1)}  # fmt: skip
+    server = hub(DemoRepo("a/model", files()), DemoRepo("b/model", half))
+    argv = ["compare", "a/model", "b/model", "--endpoint", server.endpoint, "--token", "", "--cache-dir", str(tmp_path)]
+    assert run(app, [*argv, *([option] if option else [])]) == 3
+    out = capsys.readouterr().out
+    assert out.index("different structure") < out.index("1 of 3 files identical") < out.index("rope_theta")
+    assert "model.layers.{1}.mlp.up_proj.weight: BF16 [8, 8] -> F16 [8, 8]" in out
+    assert ("| changed |" in out) == (option is not None)
+
+
 def written(folder, repo):
     for path, content in repo.main.files.items():
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
