@@ -18,10 +18,11 @@ An empty set accepts; `mode` is "tp", "ep" or "without LIBRARY". Pure.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
+from .deployment import Deployment
 from .errors import BadInput
 
 Table = Mapping[str, Any]
@@ -165,7 +166,7 @@ def _fold_format(said: Mapping[str, Any], pools: Pools) -> dict[str, Any]:
         "moe_verdicts": _ids(said["moe"], pools.reasons),
     }  # fmt: skip
     for part in ("refused", "experts_refused"):
-        if said.get(part) and (part == "experts_refused" or not said["kernels"]):
+        if said.get(part) and bool(said["kernels"]) == (part == "experts_refused"):
             folded[part] = _id(pools.reasons, said[part]["message"])
     return folded
 
@@ -309,15 +310,43 @@ def unreadable(method: str | None) -> str | None:
     return None if method is None else UNREADABLE.get(method.lower())
 
 
-def minimum_version(tables: Iterable[Table], architecture: str) -> str | None:
-    """The oldest of these versions whose registry has the architecture; None: none of them has it."""
-    having = [table["version"] for table in tables if architecture in table["architectures"]]
-    return min(having, key=release) if having else None
+class Since(NamedTuple):
+    """Where an architecture stands in the engine's registries that were read, one a minor release."""
+
+    first: str  # the oldest release that has it; where that is the oldest read, it may be older still
+    last: str | None  # the newest release that has it, None where the newest read still does
+    oldest_read: bool
 
 
-def release(version: str) -> tuple[int, ...]:
-    """A version as numbers, for comparison; what follows the numbers is left out."""
-    found = re.match(r"\d+(?:\.\d+)*", version)
-    if not found:
-        raise BadInput(f"engine version: expected numbers such as 0.33.0, got {version!r}")
-    return tuple(int(number) for number in found.group().split("."))
+def since(registries: Mapping[str, Any], architecture: str) -> Since | None:
+    """The first release whose registry has the architecture, and the last where it was removed; None: none has it.
+
+    `registries` is formulas/data/engine_registries.json: the releases read, and per architecture [first, last]."""
+    found = registries["since"].get(architecture)
+    return None if found is None else Since(found[0], found[1], found[0] == registries["releases"][0])
+
+
+def build_question(files: Mapping[str, Any], deployment: Deployment, *, rank: int = 0) -> dict[str, Any]:
+    """The request that lets an engine build one rank of this checkpoint; `files` are its small JSON files by name.
+
+    Raises BadInput for what one process cannot stand for: pipeline or data parallel ranks."""
+    if deployment.pp > 1 or deployment.dp > 1:
+        raise BadInput(f"live: expected pp 1 and dp 1, got pp {deployment.pp}, dp {deployment.dp}; one rank is built")
+    options = {
+        "max_model_len": deployment.max_model_len, "max_num_seqs": deployment.max_num_seqs,
+        "max_num_batched_tokens": deployment.max_num_batched_tokens, "block_size": deployment.block_size,
+        "enable_prefix_caching": deployment.enable_prefix_caching, "enforce_eager": deployment.enforce_eager or None,
+        "attention_backend": deployment.attention_backend, "linear_backend": deployment.linear_backend,
+        "moe_backend": deployment.moe_backend, "quantization": deployment.quantization,
+        "dtype": None if deployment.dtype == "auto" else deployment.dtype,
+        "language_model_only": deployment.language_model_only or None,
+        "hf_overrides": dict(deployment.hf_overrides) or None,
+        "limit_mm_per_prompt": dict(deployment.limit_mm_per_prompt) or None,
+        "mm_encoder_tp_mode": None if deployment.mm_encoder_tp_mode == "weights" else deployment.mm_encoder_tp_mode,
+    }  # fmt: skip
+    model = {
+        "files": dict(files), "tp": deployment.tp, "ep": deployment.expert_parallel, "rank": rank,
+        "mtp": deployment.mtp, "kv_cache_dtype": deployment.kv_cache_dtype,
+        "options": {name: value for name, value in options.items() if value is not None},
+    }  # fmt: skip
+    return {"capability": deployment.capability, "without": sorted(deployment.without), "models": [model]}

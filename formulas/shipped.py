@@ -6,8 +6,10 @@ import json
 from collections.abc import Mapping
 from functools import cache
 from importlib.resources import files
+from typing import Any
 
 from .calibrate import Point
+from .errors import BadInput
 from .facts import Facts
 
 
@@ -28,6 +30,28 @@ def checkpoints() -> Mapping[str, Facts]:
 def points() -> tuple[Point, ...]:
     """The measured runs that ship with the package."""
     return tuple(Point.model_validate_json(line) for line in _text("points.jsonl").splitlines())
+
+
+@cache
+def engine_table(version: str) -> Mapping[str, Any]:
+    """What that vLLM release accepts on each card (formulas/engines.py reads it). BadInput where no table ships."""
+    path = files("formulas").joinpath("data", f"engine_vllm_{version}.json")
+    if not path.is_file():
+        names = (file.name for file in files("formulas").joinpath("data").iterdir())
+        known = sorted(name[12:-5] for name in names if name.startswith("engine_vllm_"))
+        raise BadInput(
+            f"vllm {version}: expected a release with a shipped table ({', '.join(known)}); its gates are unknown",
+            hint="ask that engine itself: --engine-python PATH",
+        )
+    table: Mapping[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return table
+
+
+@cache
+def engine_registries() -> Mapping[str, Any]:
+    """Which vLLM releases have which architecture, one release a minor version."""
+    registries: Mapping[str, Any] = json.loads(_text("engine_registries.json"))
+    return registries
 
 
 def _text(name: str) -> str:

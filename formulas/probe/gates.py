@@ -185,7 +185,7 @@ def formats(asked: dict, mode, answers: dict) -> None:
         tiny = TINY_GPT_OSS if name == "mxfp4_gpt_oss" else TINY_MOE
         config = {**tiny, **({"quantization_config": quantization} if quantization else {})}
         request = {"files": {"config.json": config}, "tp": asked.get("tp", 1), "ep": asked.get("ep", False),
-                   "options": {"dtype": asked.get("dtype", "auto"), **options}}  # fmt: skip
+                   "until": "built", "options": {"dtype": asked.get("dtype", "auto"), **options}}  # fmt: skip
         heard.moe.clear()
         heard.linear.clear()
         said = attempt(request, mode)

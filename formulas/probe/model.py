@@ -12,6 +12,10 @@ from .card import world
 from .weigh import inventory, part_of, weigh
 
 
+class Built(Exception):
+    """Raised out of the engine's loader where only the choice of kernels was asked for."""
+
+
 def model(request: dict, host_mode, answer: dict) -> None:
     """Fills `answer` with one rank of one model, built and prepared by the engine: bytes, KV specs, backends, kernels.
 
@@ -32,6 +36,8 @@ def model(request: dict, host_mode, answer: dict) -> None:
         if len(built) == 1:
             answer.update(built[0])
             answer["kernels"] = chosen_kernels(model)
+        if request.get("until") == "built":
+            raise Built
 
     DummyModelLoader.load_weights = note
     folder = tempfile.mkdtemp()  # the engine reads from it again while it builds
@@ -61,7 +67,10 @@ def model(request: dict, host_mode, answer: dict) -> None:
             "kv_cache_dtype": config.cache_config.cache_dtype, "block_size": config.cache_config.block_size,
         }  # fmt: skip
         with host_mode:
-            target = get_model(vllm_config=config)
+            try:
+                target = get_model(vllm_config=config)
+            except Built:
+                return
             answer["post"] = weigh(target, host_mode.host)
             if request.get("mtp"):
                 from vllm.v1.worker.gpu.spec_decode.eagle.utils import load_eagle_model

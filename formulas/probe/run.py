@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import json
 import os
 import sys
@@ -51,6 +52,8 @@ def main() -> int:
 
     models._run_in_subprocess = lambda ask: ask()  # a second interpreter would not know the stated card
     answer |= {"vllm": vllm.__version__, "torch": torch.__version__}
+    gc.disable()
+    gc.collect = lambda generation=2: 0  # the engine collects around every load; there is nothing to give back here
     mode = nowhere()
     if "attention" in request:
         with mode:  # some backends allocate their workspace where they are imported
