@@ -100,10 +100,10 @@ def _placed(
         kind = "one to a host" if seat.spread else "of one compute capability on a host"
         return Shortage(seat.name, False, f"expected {seat.ranks} cards {kind}, got fewer{missing}", None, nearest)
     if short.host_bytes > short.card_bytes:
-        because = f"pins host memory past the limit of the best host by {human(short.host_bytes)}{beside}"
+        because = f"pins more host memory than the best host may give{beside}"
         return Shortage(seat.name, False, because, short.host_bytes, nearest)
     asks = min(need.asks for need in _by_name(demands, seat.name).needs.values())
-    because = f"asks for {human(asks)} of a card; the best has {human(short.card_bytes)} less left{beside}"
+    because = f"asks for {human(asks)} of a card, more than any has left{beside}"
     return Shortage(seat.name, False, because, short.card_bytes, nearest)
 
 
@@ -200,18 +200,25 @@ def _least(judge: Judge, judged: Judged) -> float | None:
 
 
 def _together(box: Box, judge: Judge) -> Iterator[_Trial]:
-    """Every seat at the least utilisation that serves it, so that seats may share cards."""
+    """Seats at the least utilisation that serves them, so that they may share cards: as few kinds of seat as do."""
     shares: dict[str, float] = {}
     for seat in box.seats:
-        demand = demand_of(seat, box, judge)
-        judged = [each for each in _on_every_kind(seat, box, judge, demand) if each.fits]
+        judged = [each for each in _on_every_kind(seat, box, judge, demand_of(seat, box, judge)) if each.fits]
         largest = max(judged, key=lambda each: each.card.total_bytes, default=None)
         if largest is not None and seat.group not in shares and (share := _least(judge, largest)) is not None:
             shares[seat.group] = share
-    changed = box
+    if not _holds(_shared_out(box, shares), judge):
+        return
+    for group in list(shares):
+        rest = {name: share for name, share in shares.items() if name != group}
+        if _holds(_shared_out(box, rest), judge):
+            shares = rest
+    said = " and ".join(f"--gpu-memory-utilization {share:g} for {group}" for group, share in shares.items())
+    yield _Trial(said, _shared_out(box, shares))
+
+
+def _shared_out(box: Box, shares: Mapping[str, float]) -> Box:
     for seat in box.seats:
         if seat.group in shares:
-            changed = _changed(changed, seat, "", {"gpu_memory_utilization": shares[seat.group]}).box
-    if len(shares) > 1:
-        said = ", ".join(f"{share:g} for {group}" for group, share in shares.items())
-        yield _Trial(f"--gpu-memory-utilization {said}", changed)
+            box = _changed(box, seat, "", {"gpu_memory_utilization": shares[seat.group]}).box
+    return box

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import re
 import shlex
 from collections import Counter
 from pathlib import Path
@@ -357,7 +358,7 @@ def test_a_pinned_table_counts_against_the_hosts_kill_threshold():
     assert "PYTORCH_ALLOC_CONF=pinned_max_round_threshold_mb:1024" in fits.seats[0].serve[0]
     tight = on("66GiB")  # 46.7
     assert tight.fits is False
-    assert "pins host memory past the limit" in verdict(tight)
+    assert "pins more host memory than the best host may give" in verdict(tight)
     assert tight.shortfall_bytes == pytest.approx(47.69 * GIB - (66 * 0.95 - 16) * GIB, abs=0.02 * GIB)
     unknown = on(None)
     assert unknown.fits is None
@@ -404,6 +405,21 @@ def test_sharing_ends_where_the_sum_does():
     share = float(answer.nearest_fit.split()[1])
     assert answer.nearest_fit.startswith("--gpu-memory-utilization")
     assert planned(one_card + seat("s", gpu_memory_utilization=share, **asked)).fits
+
+
+def test_the_nearest_change_touches_as_few_seats_as_do():
+    text = host("a", [(n, "h100-80gb") for n in range(3)])
+    text += seat("big", "Qwen/Qwen3.5-27B", tensor_parallel_size=2) + seat("one") + seat("two", count=2)
+    answer = planned(text)
+    assert answer.fits is False
+    said = re.findall(r"--gpu-memory-utilization ([0-9.]+) for (\w+)", answer.nearest_fit)
+    shares = {group: float(share) for share, group in said}
+    assert set(shares) == {"one", "two"}
+    text = host("a", [(n, "h100-80gb") for n in range(3)])
+    text += seat("big", "Qwen/Qwen3.5-27B", tensor_parallel_size=2)
+    text += seat("one", gpu_memory_utilization=shares["one"])
+    assert planned(text + seat("two", count=2, gpu_memory_utilization=shares["two"])).fits
+    assert not planned(text + seat("two", count=2)).fits
 
 
 def test_seats_stay_on_the_hosts_they_are_pinned_to():
