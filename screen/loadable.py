@@ -128,9 +128,9 @@ def fused(known: Known, criteria: Criteria) -> Iterator[Answer]:
     for members in beside.values():
         for parts in EXPERTS if any(weight.experts for weight in members.values()) else FUSED:
             present = [members[part] for part in parts if part in members]
-            kinds = [(weight.scheme.kind, listed(weight)) for weight in present]
-            if len(set(kinds)) > 1:
-                halves[present[0].stack, _half(parts, present, kinds)].append(module_name(present[0]))
+            forms = [(_form(weight), listed(weight)) for weight in present]
+            if len(set(forms)) > 1:
+                halves[present[0].stack, _half(present, forms)].append(module_name(present[0]))
             elif len(present) > 1 and present[0].scheme.kind is not Kind.PLAIN:
                 whole += 1
     for (stack, how), modules in halves.items():
@@ -143,12 +143,18 @@ def fused(known: Known, criteria: Criteria) -> Iterator[Answer]:
         yield passed(f"the parts of {whole} fused layers have one format each", whole)
 
 
-def _half(parts: Sequence[str], present: Sequence[Weight], kinds: Sequence[tuple[Kind, bool]]) -> str:
+def _form(weight: Weight) -> str:
+    """How a part is stored; with a scale for its inputs it is run by another kernel than without."""
+    return f"{weight.scheme.kind} with input scale" if weight.scheme.inputs else weight.scheme.kind
+
+
+def _half(present: Sequence[Weight], forms: Sequence[tuple[str, bool]]) -> str:
     """Which part is what, in the fewest words: the formats where they differ, else who is on the ignore list."""
-    if len({kind for kind, _ in kinds}) > 1:
-        return ", ".join(f"{w.name.rpartition('.')[2]} {kind}" for w, (kind, _) in zip(present, kinds, strict=True))
-    named = [w.name.rpartition(".")[2] for w, (_, listed) in zip(present, kinds, strict=True) if listed]
-    rest = [w.name.rpartition(".")[2] for w, (_, listed) in zip(present, kinds, strict=True) if not listed]
+    parts = [weight.name.rpartition(".")[2] for weight in present]
+    if len({form for form, _ in forms}) > 1:
+        return ", ".join(f"{part} {form}" for part, (form, _) in zip(parts, forms, strict=True))
+    named = [part for part, (_, listed) in zip(parts, forms, strict=True) if listed]
+    rest = [part for part, (_, listed) in zip(parts, forms, strict=True) if not listed]
     return f"{' and '.join(named)} on the ignore list, {' and '.join(rest)} not"
 
 

@@ -20,7 +20,7 @@ from screen.cli import app
 from screen.demofiles import Tensor, safetensors_file
 from screen.demorepo import DemoRepo
 from screen.findings import Outcome, grouped
-from screen.header import parse_header_dict
+from screen.header import parse_stated_header
 from screen.policy import Policy
 
 DATA = Path(__file__).parents[1].parent / "shared" / "data"
@@ -134,9 +134,9 @@ def test_formats_whose_engine_reads_the_headers_need_no_list():
 @pytest.mark.parametrize(
     ("quantised", "parts", "words"),
     [
-        ("q_proj", ("q_proj", "k_proj", "v_proj"), "q_proj nvfp4, k_proj plain, v_proj plain"),
-        ("up_proj", ("gate_proj", "up_proj"), "gate_proj plain, up_proj nvfp4"),
-        ("in_proj_z", ("in_proj_qkv", "in_proj_z"), "in_proj_qkv plain, in_proj_z nvfp4"),
+        ("q_proj", ("q_proj", "k_proj", "v_proj"), "q_proj nvfp4 with input scale, k_proj plain, v_proj plain"),
+        ("up_proj", ("gate_proj", "up_proj"), "gate_proj plain, up_proj nvfp4 with"),
+        ("in_proj_z", ("in_proj_qkv", "in_proj_z"), "in_proj_qkv plain, in_proj_z nvfp4 with"),
     ],
 )
 def test_a_fused_layer_that_is_half_quantised(quantised, parts, words):
@@ -162,6 +162,12 @@ def test_experts_have_one_format():
     tensors = stored(nvfp4=[module for module in EXPERTS if module not in down], plain=down)
     [(outcome, because)] = ask(loadable.fused, candidate(tensors))
     assert (outcome, "down_proj plain" in because) == (Outcome.REJECT, True)
+
+
+def test_weight_only_experts_beside_others():
+    bare = [tensor for tensor in GOOD if not tensor[0].endswith("down_proj.input_scale")]
+    [(outcome, because)] = ask(loadable.fused, candidate(bare))
+    assert (outcome, "up_proj nvfp4 with input scale, down_proj nvfp4 (" in because) == (Outcome.REJECT, True)
 
 
 TABLE = "model.language_model.layers.1.ple.ple_embedding.ngram_embedding"
@@ -217,7 +223,7 @@ def test_no_published_checkpoint_is_accused(name):
     if not path.is_file():
         pytest.skip("no recorded headers beside the project")
     document = orjson.loads(gzip.decompress(path.read_bytes()))
-    headers = {shard: parse_header_dict(header, file_size=document["file_sizes"][shard], name=shard)
+    headers = {shard: parse_stated_header(orjson.dumps(header), file_size=document["file_sizes"][shard], name=shard)
                for shard, header in document["headers"].items()}  # fmt: skip
     places = [DATA / folder / name / file for folder in ("configs_assembled", "configs")
               for file in ("config.json", "hf_quant_config.json")]  # fmt: skip
