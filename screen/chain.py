@@ -25,6 +25,7 @@ from .policy import Policy
 from .readme import Card
 from .repo import Entry, Tree
 from .shards import INDEX, Index, Problem, ShardSet
+from .target import Target
 
 
 @enum.unique
@@ -139,6 +140,7 @@ class Criteria(NamedTuple):
     now: datetime
     like: Facts | None = None
     card: bool = False  # whether notes on what its card states are wanted
+    target: Target | None = None  # graphics cards it must fit
 
     @property
     def reads_card(self) -> bool:

@@ -19,6 +19,7 @@ from formulas.console import INTERRUPTED, NO, PARTLY, YES, application, data, js
 from formulas.console import report as tell
 from formulas.errors import BadInput, ToolkitError
 from formulas.facts import Facts
+from formulas.shipped import coefficients
 from formulas.units import MIB, human
 
 from . import report
@@ -32,6 +33,7 @@ from .policy import KEYS, Policy, parse_policy
 from .repo import Entry
 from .sides import read_and_compare
 from .survey import survey
+from .target import parse_target
 from .transport import Cost
 
 app = application("screen", "A shortlist of checkpoints, from what their headers say: no weights are downloaded. "
@@ -96,6 +98,9 @@ def run_command(
                        "- for stdin, a repo, or a local checkpoint folder or file")] = None,
     policy: Annotated[Path | None, typer.Option(help="a TOML file of policy keys; flags override it")] = None,
     like: Annotated[str | None, typer.Option(help="reference checkpoint: report tensors it does not have")] = None,
+    fits: Annotated[str | None, typer.Option(metavar="CARD:N", help="cards it must fit, by the arithmetic of `fit`; "
+                    "options of the engine may follow: 'h200:2 --mtp 2'")] = None,
+    context: Annotated[str | None, typer.Option(metavar="TOKENS", help="with --fits: the context to hold")] = None,
     card: WithCard = False,
     quants_of: QuantsOf = None, relation: Kinship = Relation.QUANTIZED, search: Search = None, author: Author = None,
     tag: Tags = None, since: Since = None, limit: Limit = 100,
@@ -115,6 +120,9 @@ def run_command(
         raise BadInput("--json, --csv, --markdown: expected one form of output, got several")
     text = read_text(policy) if policy else ""
     wanted = parse_policy(text, name=str(policy), flags=flags)
+    target = parse_target(fits, context, coefficients()) if fits else None
+    if context and not fits:
+        raise BadInput("--context: expected --fits CARD:N with it, got none")
     query = Query(quants_of, relation, search, author, tuple(tag or ()), since and since.date(), limit)
     if save_list and not query.asks:
         raise BadInput("--save-list: expected something to look for (--quants-of, --search, --author, --tag), got none")
@@ -132,7 +140,7 @@ def run_command(
             raise BadInput("SOURCE: expected a file of repo lines, -, a repo or a folder, got no candidate")
         reference = _facts_of(like, desk, cache) if like else None
         judged = []
-        criteria = Criteria(wanted, datetime.now(UTC), reference, card)
+        criteria = Criteria(wanted, datetime.now(UTC), reference, card, target)
         for item in _watched(survey(lines, criteria, cache), len(lines), quiet):
             judged.append(item)
             if as_json:

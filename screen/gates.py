@@ -11,7 +11,7 @@ from datetime import UTC, datetime, timedelta
 
 from formulas.units import human
 
-from . import card, contents, loadable
+from . import card, contents, fits, loadable
 from .chain import CONFIG_FILES, Criteria, Evidence, Gate, Known
 from .findings import Answer, Outcome, Source, among, note, passed, reject, some, unknown
 from .flat import flat
@@ -244,4 +244,5 @@ GATES: tuple[Gate, ...] = (
     *card.GATES,
     *contents.GATES,
     *loadable.GATES,
+    *fits.GATES,
 )  # fmt: skip
