@@ -6,10 +6,10 @@ import re
 from collections.abc import Sequence
 
 from .box import Host, Seat
+from .demands import Seating
 from .facts import Facts
 from .flags import ignored_flags
 from .options import serve_arguments
-from .placement import Seating
 from .units import GIB, MIB, human
 
 UUIDS_SINCE = (0, 24, 0)

@@ -13,12 +13,12 @@ from typing import NamedTuple
 from .box import ONE_A_HOST, Box, Host, Seat
 from .budget import context_bytes
 from .cards import Card
+from .demands import Demand, Need, Site, Slot
 from .deployment import Deployment
 from .estimate import Account, Correction, account, distinct_ranks
 from .facts import Facts
 from .geometry import Geometry
 from .launch import EXACT_ABOVE, rounded
-from .placement import Demand, Need, Site, Slot
 from .workspaces import runs_second
 
 Correct = Callable[[Card, Deployment], Correction]

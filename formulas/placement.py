@@ -1,75 +1,17 @@
 """Which seats go on which cards: an exact search that prunes what is the same, with a bound on its work.
 
-Plain numbers in, places out; what a seat needs on a kind of card is worked out in seats.py. The plan found spans the
-fewest hosts in all; among those, seats go on the fullest cards that still take them, so that whole cards stay free.
+The plan found spans the fewest hosts in all; among those, seats go on the fullest cards that still take them, so that
+whole cards stay free.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from typing import NamedTuple
 
+from .demands import Demand, Need, Outcome, Seating, Site, Slot, host_bytes, start_order
+
 MOST_STEPS = 20_000
-
-
-class Need(NamedTuple):
-    """What one rank of a seat needs of a card, and of its host. Bytes."""
-
-    asks: int  # must be free on the card when it starts
-    takes: int  # is held from then on; differs where the engine checks for more than it then uses
-    host: int = 0  # of host memory, every rank its own
-    shared: int = 0  # of host memory, for the first `sharers` ranks on a host; further ones use theirs
-    sharers: int = 0
-
-
-class Slot(NamedTuple):
-    """A card: the kind decides what a seat needs there, `free` is what no seat of this plan has taken yet."""
-
-    uuid: str
-    kind: Hashable
-    free: int
-
-
-class Site(NamedTuple):
-    """A host: its cards, and the host memory seats may take; None where that is not known."""
-
-    name: str
-    free: int | None
-    slots: tuple[Slot, ...]
-
-
-class Demand(NamedTuple):
-    """A seat to be placed: `spans` are the numbers of hosts its ranks may be divided over, evenly; `needs` says by
-    (kind, over several hosts) what a rank needs, and has no entry where it does not fit. Cards of one seat share a
-    family (compute capability), so that all ranks run the same kernels."""
-
-    name: str
-    ranks: int
-    spans: tuple[int, ...]
-    sites: frozenset[str]  # hosts it is pinned to; empty: any
-    needs: Mapping[tuple[Hashable, bool], Need]
-    families: Mapping[Hashable, Hashable]
-
-
-class Seating(NamedTuple):
-    """One seat's cards: (host, card) per rank, in rank order."""
-
-    name: str
-    cards: tuple[tuple[str, str], ...]
-
-    @property
-    def hosts(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(host for host, _ in self.cards))
-
-
-class Outcome(NamedTuple):
-    """What the search found. `partial` is the fullest seating met, `stuck` the seat it could not go on with."""
-
-    seatings: tuple[Seating, ...] | None
-    partial: tuple[Seating, ...]
-    stuck: str | None
-    steps: int
-    is_proof: bool  # without seatings: there is none; with seatings: none spans fewer hosts
 
 
 class _Bay(NamedTuple):
@@ -103,39 +45,23 @@ class _OutOfSteps(Exception):
     """Unwinds the search once it has done the work it may do."""
 
 
-def start_order(free: int, loads: Sequence[Need]) -> tuple[Need, ...] | None:
-    """The order in which seats that share a card can start, each finding what it asks for free; None if none exists.
-
-    An exchange argument gives the order: what a seat asks beyond what it keeps is only ever available early."""
-    order = tuple(sorted(loads, key=lambda load: load.takes - load.asks))
-    for load in order:
-        if load.asks > free:
-            return None
-        free -= load.takes
-    return order if free >= 0 else None
-
-
-def host_bytes(need: Need, ranks: int) -> int:
-    """Host memory that so many ranks of a seat take on one host."""
-    return need.host * ranks + need.shared * min(ranks, need.sharers)
-
-
 def place(sites: Sequence[Site], demands: Sequence[Demand], most_steps: int = MOST_STEPS) -> Outcome:
     """A place for every demand, spanning the fewest hosts in all, or the fullest seating met.
 
     Depth first, hardest seat first, with a budget of hosts that grows until a plan is found. Cards of one kind and
-    load, and hosts of one make and load, are tried once; states that led nowhere are remembered up to such swaps."""
+    load, and hosts of one make and load, are tried once; states that led nowhere are remembered up to such swaps. A
+    search that runs out of steps spends as many again on any plan at all."""
     search = _Search(sites, demands, most_steps)
-    try:
-        for budget in search.budgets():
-            search.run(budget)
-            if not search.was_cut:
-                break
-    except _OutOfSteps:
-        return Outcome(None, search.best, search.stuck, search.steps, False)
-    except _Found:
-        return Outcome(search.best, search.best, None, search.steps, True)
-    return Outcome(None, search.best, search.stuck, search.steps, True)
+    budgets = search.budgets()
+    for budget in budgets:
+        found = search.run(budget)
+        if found is None:
+            break
+        if found or not search.was_cut:
+            return search.outcome(found, is_proof=True)
+    search.most_steps += most_steps
+    found = search.run(budgets[-1])
+    return search.outcome(bool(found), is_proof=found is False)
 
 
 class _Search:
@@ -162,10 +88,20 @@ class _Search:
         most = sum(max(demand.spans, default=1) for demand in self.demands)
         return range(self.fewest_after[0], most + 1)
 
-    def run(self, budget: int) -> None:
+    def run(self, budget: int) -> bool | None:
+        """Whether there is a plan over so many hosts; None where the steps ran out."""
         self.dead.clear()
         self.was_cut = False
-        self._descend(self.rooms, 0, budget, ())
+        try:
+            self._descend(self.rooms, 0, budget, ())
+        except _Found:
+            return True
+        except _OutOfSteps:
+            return None
+        return False
+
+    def outcome(self, found: bool, is_proof: bool) -> Outcome:
+        return Outcome(self.best if found else None, self.best, None if found else self.stuck, self.steps, is_proof)
 
     def _descend(self, rooms: tuple[_Room, ...], index: int, budget: int, seated: tuple[Seating, ...]) -> None:
         if index == len(self.demands):

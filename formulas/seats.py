@@ -11,11 +11,12 @@ from typing import Any, NamedTuple
 from .box import Box, Host, Seat
 from .budget import context_bytes
 from .cards import Card
+from .demands import Need, Seating, host_bytes
 from .estimate import Correction, KvReport, PerRank, estimate
 from .facts import Document, Facts
 from .launch import as_served, cautions, commands
 from .needs import Correct, Judge, account_of, demand_of, facts_of, judge_by, parts_of, sites_of
-from .placement import MOST_STEPS, Need, Seating, host_bytes, place
+from .placement import MOST_STEPS, place
 from .shortage import explain
 from .units import human
 

@@ -9,12 +9,13 @@ from typing import Any, NamedTuple
 
 from .box import SPREADS, Box, BoxCard, Seat
 from .budget import context_bytes
+from .demands import Demand, Outcome
 from .deployment import Deployment
 from .facts import Facts
 from .nearest import Tried, ways
 from .needs import Judge, Judged, demand_of, facts_of, parts_of, sites_of
 from .options import parse_arguments
-from .placement import Demand, Outcome, lack, place
+from .placement import lack, place
 from .units import human
 
 TRIAL_STEPS = 2_000  # of the search for each change tried
@@ -60,12 +61,13 @@ def explain(
 
 def _on_every_kind(seat: Seat, box: Box, judge: Judge, demand: Demand) -> list[Judged]:
     cards = dict.fromkeys(c.card for host in box.hosts if not seat.hosts or host.name in seat.hosts for c in host.cards)
-    ways = dict.fromkeys(span > 1 for span in demand.spans)
-    return [judge(seat, card, crosses) for card in cards for crosses in ways]
+    crossings = dict.fromkeys(span > 1 for span in demand.spans)
+    return [judge(seat, card, crosses) for card in cards for crosses in crossings]
 
 
-def _short_of(judged: Judged) -> int:
-    return _account_text(judged)[1] or 0
+def _short_of(judged: Judged) -> tuple[bool, int]:
+    missing = _account_text(judged)[1]
+    return missing is None, missing or 0
 
 
 def _account_text(judged: Judged) -> tuple[str, int | None]:

@@ -15,9 +15,10 @@ from formulas.box import parse_box
 from formulas.cards import find_card
 from formulas.cli import app
 from formulas.console import NO, USAGE, YES, run
+from formulas.demands import Demand, Need, Site, Slot, host_bytes, start_order
 from formulas.errors import BadInput
 from formulas.options import deployment_from, parse_arguments
-from formulas.placement import Demand, Need, Site, Slot, host_bytes, lack, place, start_order
+from formulas.placement import lack, place
 from formulas.seat_report import BAR, bar, lines, verdict
 from formulas.seats import NoFit, SeatPlan, plan_seats
 from formulas.shipped import checkpoints, coefficients
@@ -239,6 +240,20 @@ def test_the_search_finds_what_trying_every_way_finds(puzzle):
         assert all(cards[d.name] in {tuple(sorted(w)) for w in ways(sites, d)} for d in demands)
         assert all(len(set(on)) == len(on) for on in cards.values())
     assert place(sites, demands) == found
+
+
+@settings(deadline=None, max_examples=100)
+@given(puzzles(), st.integers(1, 6))
+def test_a_search_cut_short_claims_no_more_than_it_saw(puzzle, most_steps):
+    sites, demands = puzzle
+    whole, short = place(sites, demands), place(sites, demands, most_steps)
+    assert short.steps <= 2 * most_steps + 2
+    if short.is_proof:
+        assert (short.seatings is None) == (whole.seatings is None)
+    if short.seatings is not None:
+        assert holds(sites, demands, {seating.name: seating.cards for seating in short.seatings})
+        hosts, fewest = (sum(len(s.hosts) for s in found.seatings) for found in (short, whole))
+        assert hosts == fewest if short.is_proof else hosts >= fewest
 
 
 @settings(deadline=None, max_examples=100)
