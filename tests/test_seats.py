@@ -324,6 +324,42 @@ def check(plan, box):
     assert sum(h.pinned_bytes for h in plan.hosts) == sum(s.host_pinned_bytes for s in plan.seats)
 
 
+@st.composite
+def boxes(draw):
+    """Hosts of real cards and seats of small models, some of them sharing, some pinned, some over hosts."""
+    number = itertools.count(1)
+    kinds = st.sampled_from(["rtx-4090", "h100-80gb", "a100-80gb"])
+    names = ["a", "b", "c"][: draw(st.integers(1, 3))]
+    text = "".join(host(name, [(next(number), draw(kinds)) for _ in range(draw(st.integers(1, 3)))]) for name in names)
+    for i in range(draw(st.integers(1, 4))):
+        asked = {"gpu_memory_utilization": draw(st.sampled_from([0.3, 0.45, 0.9])), "max_num_seqs": 64}
+        asked["tensor_parallel_size"] = draw(st.sampled_from([1, 1, 2]))
+        if draw(st.booleans()):
+            asked["hosts"] = draw(st.sampled_from(names))
+        if asked["tensor_parallel_size"] == 2 and draw(st.booleans()):
+            asked["spread"] = draw(st.sampled_from(["one card per host", "over hosts"]))
+        text += seat(f"s{i}", draw(st.sampled_from(["Qwen/Qwen3-8B", "openai/gpt-oss-20b"])), **asked)
+    return text
+
+
+@settings(deadline=None, max_examples=25)
+@given(boxes())
+def test_any_plan_is_within_every_budget(text):
+    box = parse_box(text)
+    plan = planned(text)
+    assert lines(plan)[0] == verdict(plan)
+    if isinstance(plan, SeatPlan):
+        check(plan, box)
+        for one, asked in zip(plan.seats, box.seats, strict=True):
+            assert not asked.hosts or set(one.hosts) <= set(asked.hosts)
+            assert asked.spread != "one card per host" or len(one.hosts) == len(one.cards)
+            assert one.kv.tokens >= asked.deployment.max_model_len
+            assert len(one.serve) == len(one.hosts)
+    else:
+        assert plan.seat in {seat.name for seat in box.seats}
+        assert plan.fits is False
+
+
 TWO_HOSTS = host("north", [(1, "rtx-pro-5000-72gb")]) + host("south", [(2, "rtx-pro-5000-72gb")])
 
 
