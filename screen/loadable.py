@@ -179,6 +179,8 @@ class Module(NamedTuple):
     def packed(self) -> tuple[str, list[TensorGroup]] | None:
         """The parameter that holds the values, and its groups; None where nothing is packed."""
         for leaf in ("qweight", "blocks", "weight_packed", "weight", ""):
+            if leaf == "" and not self.family.endswith("_proj"):
+                continue  # a mask or a state kept in bytes; packed experts are named so
             held = [g for g in self.groups.get(leaf, []) if leaf in ("qweight", "blocks", "weight_packed")
                     or g.dtype in _FP8 | _BYTES]  # fmt: skip
             if held:
