@@ -62,8 +62,8 @@ class TensorGroup(NamedTuple):
     def names(self) -> Iterator[str]:
         """Every tensor name, the last number counting fastest. Raises BadInput for braces that hold no numbers."""
         literals, ranges = _parse(self.pattern)
-        for numbers in product(*ranges):
-            yield literals[0] + "".join(f"{n}{text}" for n, text in zip(numbers, literals[1:], strict=True))
+        spelled = "%d".join(text.replace("%", "%%") for text in literals)
+        return (spelled % numbers for numbers in product(*ranges))
 
     def numbers(self, position: int) -> list[int]:
         """The numbers the brace at `position` (from 0) runs over."""

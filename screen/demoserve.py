@@ -62,7 +62,10 @@ def serve(
 def served(*options: str) -> Iterator[Address]:
     """A demo Hub in a process of its own, with these options of the command line; it ends with the `with`."""
     command = [sys.executable, "-m", "screen.demoserve", *options]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+    # Ctrl-C is for the client; the server ends with its stdin, however the client ends.
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
+    ) as process:
         assert process.stdin is not None
         assert process.stdout is not None
         try:

@@ -18,8 +18,8 @@ from tqdm import tqdm
 from formulas.errors import BadInput
 
 from .cache import Cache
-from .catalogue import demo_repos
-from .demohub import DemoHub
+from .catalogue import descriptions
+from .demoserve import served
 from .hub import Hub, connect
 from .local import Local
 from .pacing import Wait
@@ -96,9 +96,8 @@ def opened(
         gc.set_threshold(1_000_000, 50, 50)
         names: list[str] = []
         if demo:
-            repos = demo_repos()
-            names = [repo.name for repo in repos]
-            endpoint, token = ending.enter_context(DemoHub(repos)).endpoint, ""
+            names = list(descriptions())
+            endpoint, token = ending.enter_context(served()).endpoint, ""
             cache_dir = cache_dir or Path(ending.enter_context(tempfile.TemporaryDirectory(ignore_cleanup_errors=True)))
         desk = Desk(lambda: connect(endpoint, token, on_event=_show_wait))
         ending.callback(desk.close)
