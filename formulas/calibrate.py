@@ -102,39 +102,58 @@ def deployment_of(log: StartLog, base: Deployment) -> Deployment:
     speculative = log.arguments.get("speculative", {})
     if tokens := speculative.get("num_speculative_tokens"):
         update["mtp"] = tokens
+    if log.arguments.get("disable_custom_all_reduce"):
+        update["without"] = base.without | {"custom_all_reduce"}
     if log.version:
         update["version"] = log.version
     return Deployment.model_validate(base.model_dump() | update)
 
 
-def correction(points: Iterable[Case], engine: str, card: str, tp: int) -> Correction:
-    """What runs of the same engine release on the same card at the same TP teach about the terms that no header
-    decides: the mean of measured minus predicted. Empty where there is no such run."""
+_TERMS = {"peak_activation": "activation", "non_torch": "non_torch", "cudagraph_estimate": "graphs"}
+
+
+def correction(points: Iterable[Case], engine: str, card: str, tp: int, checkpoint: str | None = None,
+               drafts: int = 0) -> Correction:  # fmt: skip
+    """What runs of the same engine release on the same card at the same TP teach: the mean of measured less predicted,
+    term by term, of this very checkpoint where it was run, else of the others. Empty where there is no such run.
+
+    What loading took is carried over within a checkpoint only. Where a log states what was left and not every part
+    of what was spent, the difference is `unexplained`."""
     near = [
         c for c in points
         if c.point.card == card and c.point.deployment.tp == tp and c.deployment.release[:2] == _release(engine)
     ]  # fmt: skip
-    if not near:
+    mine = [c for c in near if c.point.checkpoint == checkpoint and bool(c.point.deployment.mtp) == bool(drafts)]
+    used = mine or near
+    if not used:
         return Correction()
-    deltas: dict[str, list[float]] = defaultdict(list)
-    for case in near:
-        spent = account_of(case).budget
-        for key, term in (("peak_activation", spent.activation), ("non_torch", spent.non_torch),
-                          ("cudagraph_estimate", spent.graphs), ("model_memory", spent.weights)):  # fmt: skip
-            measured = case.point.measured.get(key)
-            if measured is not None and term.bytes is not None:
-                drafter = spent.drafter.bytes or 0 if key == "model_memory" else 0
-                deltas[key].append(measured - term.bytes - drafter)
+    found: dict[str, list[float]] = defaultdict(list)
+    for case in used:
+        for term, delta in _deltas(case).items():
+            found[term].append(delta)
+    means = {term: round(sum(deltas) / len(deltas)) for term, deltas in found.items()}
+    if not mine:
+        means.pop("weights", None)
+    totals = [int(c.point.measured["total_memory"]) for c in used if "total_memory" in c.point.measured]
+    names = ", ".join(c.point.point for c in used)
+    source = f"calibrated by {names}" + ("" if mine else ", of other checkpoints")
+    return Correction(**means, total_memory=totals[-1] if totals else None, source=source, is_own=bool(mine))
 
-    def mean(key: str) -> int:
-        return round(sum(deltas[key]) / len(deltas[key])) if deltas[key] else 0
 
-    totals = [int(c.point.measured["total_memory"]) for c in near if "total_memory" in c.point.measured]
-    names = ", ".join(c.point.point for c in near)
-    return Correction(
-        activation=mean("peak_activation"), non_torch=mean("non_torch"), graphs=mean("cudagraph_estimate"),
-        weights=mean("model_memory"), total_memory=totals[-1] if totals else None, source=f"calibrated by {names}",
-    )  # fmt: skip
+def _deltas(case: Case) -> dict[str, float]:
+    """Measured less predicted of every term a run states, and of what it leaves unexplained."""
+    spent, measured = account_of(case).budget, case.point.measured
+    found = {
+        term: measured[key] - predicted
+        for key, term in _TERMS.items()
+        if key in measured and (predicted := getattr(spent, term).bytes) is not None
+    }
+    if "model_memory" in measured and spent.weights.bytes is not None and spent.drafter.bytes is not None:
+        found["weights"] = measured["model_memory"] - spent.weights.bytes - spent.drafter.bytes
+    stated = "available_kv" in measured and spent.deployment.kv_cache_memory_bytes is None
+    if stated and spent.available.bytes is not None:
+        found["unexplained"] = spent.available.bytes - sum(found.values()) - measured["available_kv"]
+    return found
 
 
 def _held(case: Case) -> int | None:

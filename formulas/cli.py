@@ -24,7 +24,7 @@ from .cards import CARDS, Card, find_card
 from .console import NO, PARTLY, YES, application, data, json_line, message, run, table
 from .console import report as tell
 from .errors import BadInput, ToolkitError
-from .estimate import Correction, Estimate, estimate
+from .estimate import Estimate, estimate
 from .facts import Facts
 from .logs import parse_log, parse_metrics
 from .options import OPTIONS, deployment_from, parse_arguments, read_option, speculative
@@ -131,7 +131,7 @@ def run_command(
                 continue
             for card, variant in itertools.product(cards, variants):
                 asked = deployment_from(variant | {"capability": variant.get("capability") or card.capability})
-                taught = correction(cases, asked.version, card.name, asked.tp) if cases else Correction()
+                taught = correction(cases, asked.version, card.name, asked.tp, taken.facts.repo, asked.mtp)
                 answer = estimate(taken.facts, card, asked, shipped.coefficients(), correction=taught,
                                   unmodelled=(*reasons, *taken.reasons))  # fmt: skip
                 said = checked(cases, taken.facts, card.name, asked) if cases else ()
@@ -210,7 +210,7 @@ def plan_command(
                 facts[seat.group] = found[0]
     planned = plan_seats(
         asked, facts, shipped.coefficients(),
-        correct=lambda card, one: correction(cases, one.version, card.name, one.tp) if cases else Correction(),
+        correct=lambda card, one: correction(cases, one.version, card.name, one.tp),
     )  # fmt: skip
     if as_json:
         json_line(planned.model_dump(mode="json"))
@@ -241,9 +241,11 @@ def score_command(
                 "measured_bytes": each.measured, "error_percent": each.error_percent, "held_out": each.held_out,
             })  # fmt: skip
         return YES
-    parts = [("used to fit", [s for s in scores if not s.held_out]), ("held out", [s for s in scores if s.held_out])]
+    parts = [("seen while fitting", [s for s in scores if not s.held_out]), ("held out", [s for s in scores if s.held_out])]
     shown = ordered if every else [s for s in ordered if s.formula == chosen[0].name or len(chosen) == 1][:20]
     data("\n".join([*report.scores(shown), "", *report.summary([(t, summaries(rows)) for t, rows in parts if rows])]))
+    if formula is None:
+        data("\n".join(["", *report.passed_over(shipped.passed_over())]))
     return YES
 
 
@@ -277,11 +279,7 @@ def calibrate_command(
     if as_json:
         json_line(point.model_dump(mode="json"))
     else:
-        data("\n".join([*report.scores(rows), ""]))
-        measured, ours = point.measured.get("model_memory"), next((s for s in rows if s.term == "model_memory"), None)
-        if measured and ours and ours.predicted:
-            said = f"{gib(measured)} GiB reported, {gib(ours.predicted)} predicted"
-            data(f"checked against your running checkpoint: {said}")
+        data("\n".join([*report.scores(rows), "", *checked([case], facts, card.name, asked)]))
     message(f"{point.point}: {len(point.measured)} readings kept in {where}")
     return YES
 

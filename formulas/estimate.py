@@ -15,7 +15,7 @@ from .nearest import Tried, Way, ways
 from .ngram import table_is_pinned
 from .readings import KvReading
 from .remarks import remarks
-from .units import GIB, human
+from .units import GIB, MIB, human
 from .weights import RankWeights, weights_of
 
 
@@ -33,6 +33,7 @@ class PerRank(Document):
     activation_bytes: int | None
     non_torch_bytes: int | None
     cudagraph_bytes: int | None
+    unexplained_bytes: int = 0  # gone besides these in a run of yours
     total_memory_bytes: int
     requested_bytes: int | None
     available_kv_bytes: int | None
@@ -86,14 +87,19 @@ class Estimate(Document):
 
 
 class Correction(NamedTuple):
-    """What readings of the same engine on the same card taught: bytes to add to each term, and where they are from."""
+    """What readings of the same engine on the same card taught: bytes to add to each term (None: it was not read)."""
 
-    activation: int = 0
-    non_torch: int = 0
-    graphs: int = 0
-    weights: int = 0
+    activation: int | None = None
+    non_torch: int | None = None
+    graphs: int | None = None
+    weights: int | None = None
+    unexplained: int = 0  # bytes that were gone besides the terms above
     total_memory: int | None = None
     source: str | None = None
+    is_own: bool = False  # of this very checkpoint: the margin is then that of the readings
+
+
+READ_MARGIN = 64 * MIB  # two printed decimals of a GiB, and what one start differs from the next
 
 
 class Account(NamedTuple):
@@ -145,8 +151,9 @@ def account(
             return first
         deployment = deployment.model_copy(update={"max_model_len": first.plan.max_context})
     geometry = facts.geometry or Geometry()
-    if correction.total_memory is not None:
-        card = card._replace(total_bytes=correction.total_memory, source=correction.source or card.source)
+    if correction.total_memory is not None and abs(correction.total_memory - card.total_bytes) > 10 * MIB:
+        card = card._replace(total_bytes=correction.total_memory, margin_bytes=READ_MARGIN,
+                             source=correction.source or card.source)  # fmt: skip
     asked = filled(deployment, card, geometry)
     held = weights_of(facts, asked, rank)
     took, drafter = held.allocated, held.mtp_allocated
@@ -163,19 +170,19 @@ def _corrected(spent: Budget, correction: Correction) -> Budget:
     if correction.source is None:
         return spent
     moved = {
-        name: term._replace(bytes=term.bytes + delta, because=f"{term.because}; {correction.source}")
-        for name, delta in (
-            ("weights", correction.weights),
-            ("activation", correction.activation),
-            ("non_torch", correction.non_torch),
-            ("graphs", correction.graphs),
+        name: term._replace(
+            bytes=term.bytes + delta,
+            margin_bytes=min(term.margin_bytes, READ_MARGIN) if correction.is_own else term.margin_bytes,
+            because=f"{term.because}; {correction.source}",
         )
-        if (term := getattr(spent, name)).bytes is not None and delta
+        for name in ("weights", "activation", "non_torch", "graphs")
+        if (term := getattr(spent, name)).bytes is not None and (delta := getattr(correction, name)) is not None
     }
     shift = sum(term.bytes - (getattr(spent, name).bytes or 0) for name, term in moved.items())
+    less = sum(getattr(spent, name).margin_bytes - term.margin_bytes for name, term in moved.items())
     left = spent.available
     if left.bytes is not None and spent.deployment.kv_cache_memory_bytes is None:
-        left = left._replace(bytes=left.bytes - shift)
+        left = left._replace(bytes=left.bytes - shift - correction.unexplained, margin_bytes=left.margin_bytes - less)
     return spent._replace(**moved, available=left)
 
 
@@ -202,7 +209,7 @@ def estimate(
             return account(facts, card, other, coefficients, tightest.weights.rank, correction).tried
 
         found = ways(facts, card, tightest.budget.deployment, tightest.tried, judge)
-    per_rank = [_per_rank(a) for a in accounts]
+    per_rank = [_per_rank(a, correction.unexplained) for a in accounts]
     differ = len({p.model_copy(update={"rank": 0}).model_dump_json() for p in per_rank}) > 1
     spent, planned = tightest.budget, tightest.plan
     terms = ("total", "requested", "weights", "drafter", "activation", "non_torch", "graphs")
@@ -212,7 +219,7 @@ def estimate(
         gpu=card.name,
         gpu_source=spent.total.because,
         deployment=shown(spent.deployment),
-        per_rank=_per_rank(tightest),
+        per_rank=_per_rank(tightest, correction.unexplained),
         ranks=tuple(per_rank) if differ else (),
         kv=KvReport(
             dtype=planned.dtype,
@@ -258,7 +265,7 @@ def distinct_ranks(facts: Facts, deployment: Deployment) -> list[int]:
     return [0, size - 1] if uneven else [0]
 
 
-def _per_rank(a: Account) -> PerRank:
+def _per_rank(a: Account, unexplained: int) -> PerRank:
     held, spent = a.weights, a.budget
     on_host = table_is_pinned(spent.deployment)
     return PerRank(
@@ -273,6 +280,7 @@ def _per_rank(a: Account) -> PerRank:
         activation_bytes=spent.activation.bytes,
         non_torch_bytes=spent.non_torch.bytes,
         cudagraph_bytes=spent.graphs.bytes,
+        unexplained_bytes=unexplained,
         total_memory_bytes=spent.total.bytes or 0,
         requested_bytes=spent.requested.bytes,
         available_kv_bytes=spent.available.bytes,

@@ -71,7 +71,7 @@ _SIZES: tuple[tuple[str, str], ...] = (
     ("free_memory", r"Free memory on device[^(]*\((-?[\d.]+)/[\d.]+ (GiB)\)"),
 )
 _PLAIN: tuple[tuple[str, str], ...] = (
-    ("kv_tokens", r"GPU KV cache size: ([\d,]+) tokens"),
+    ("kv_tokens", r"KV cache size: ([\d,]+) tokens"),
     ("max_concurrency", r"Maximum concurrency for [\d,]+ tokens per request: ([\d.]+)x"),
 )
 _WHOLE: tuple[tuple[str, str], ...] = (
@@ -84,7 +84,8 @@ _KNOWN = {
     "tensor_parallel_size": int, "pipeline_parallel_size": int, "data_parallel_size": int, "max_seq_len": int,
     "max_model_len": int, "max_num_seqs": int, "max_num_batched_tokens": int, "gpu_memory_utilization": float,
     "kv_cache_dtype": str, "enforce_eager": bool, "enable_prefix_caching": bool, "enable_expert_parallel": bool,
-    "quantization": str, "language_model_only": bool, "max_context_len": int, "block_size": int,
+    "disable_custom_all_reduce": bool,
+    "quantization": str, "language_model_only": bool, "block_size": int,
 }  # fmt: skip
 
 

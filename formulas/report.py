@@ -9,7 +9,7 @@ from .estimate import Estimate, PerRank, sentence
 from .nearest import Way
 from .readings import KvReading
 from .scoring import Score, Summary
-from .units import GIB, gib, human
+from .units import GIB, MIB, gib, human
 
 Rows = list[list[str]]
 
@@ -67,6 +67,8 @@ def _terms(answer: Estimate, rank: PerRank) -> Rows:
         ("- CUDA graphs", rank.cudagraph_bytes, "graphs"),
     ):
         rows.append([name, gib(value), because[key]])
+    if abs(rank.unexplained_bytes) >= MIB * 10:
+        rows.append(["- unexplained", gib(rank.unexplained_bytes), f"gone besides these; {answer.calibrated}"])
     rows.append(["= KV cache", gib(rank.available_kv_bytes), f"give or take {gib(rank.margin_bytes)}"])
     if rank.host_pinned_bytes:
         rows.append(["host, pinned", gib(rank.host_pinned_bytes), "the n-gram table, in host memory: not on the card"])
@@ -141,6 +143,11 @@ def summary(rows: Sequence[tuple[str, Sequence[Summary]]]) -> list[str]:
             ])  # fmt: skip
         lines += [*table(cells, right=lambda column: 2 <= column <= 7), ""]
     return lines[:-1]
+
+
+def passed_over(rows: Sequence[tuple[str, str]]) -> list[str]:
+    """Public runs that are no points, and why."""
+    return _aligned([["not predicted", "because"], *map(list, rows)])
 
 
 def scores(rows: Iterable[Score]) -> list[str]:

@@ -87,7 +87,9 @@ _PARTS: dict[str, tuple[str, ...]] = {
 
 
 def part_bytes(by: Mapping[str, int], part: str) -> int:
-    """Bytes of one of the parts that builds of the engine's modules are compared by; `rest` is all the others."""
+    """Bytes of one of the parts that builds of the engine's modules are compared by; `rest` is all the others, `total` all of them."""
+    if part == "total":
+        return sum(by.values())
     if part == "rest":
         return sum(by.values()) - sum(part_bytes(by, other) for other in _PARTS)
     return sum(by.get(name, 0) for name in _PARTS[part])
@@ -170,7 +172,7 @@ FORMULAS: tuple[Formula, ...] = (
     Formula("weights: (total - PLE) / TP", "model_memory", _total_without_table_over_ranks, "census"),
     Formula("weights: elements x 2 bytes / TP", "model_memory", _elements_as_bf16, "census"),
     *(Formula(f"weights by part, from the config alone: {part}", f"module {part}", _implied_part(part), "config")
-      for part in (*_PARTS, "rest")),
+      for part in (*_PARTS, "rest", "total")),
     Formula("drafter: tensor by tensor", "drafter_own_bytes", _drafter, "header, else config"),
     Formula("activation: by phases", "peak_activation", lambda told: told.account.budget.activation.bytes, "config"),
     Formula("activation: constant by kind", "peak_activation", _activation_by_kind, "8.0 GiB MoE, 2.5 GiB else"),

@@ -22,14 +22,25 @@ def coefficients() -> Mapping[str, float]:
 @cache
 def checkpoints() -> Mapping[str, Facts]:
     """Facts of the checkpoints the measured points are about, by name; `#config` marks those without headers."""
-    rows = (json.loads(line) for line in _text("checkpoints.jsonl").splitlines())
+    rows = (json.loads(line) for line in _lines("checkpoints.jsonl", "module_checkpoints.jsonl"))
     return {row["checkpoint"]: Facts.model_validate(row["facts"]) for row in rows}
 
 
 @cache
 def points() -> tuple[Point, ...]:
-    """The measured runs that ship with the package."""
-    return tuple(Point.model_validate_json(line) for line in _text("points.jsonl").splitlines())
+    """The measured runs that ship with the package, and builds of an engine's own modules."""
+    return tuple(Point.model_validate_json(line) for line in _lines("points.jsonl", "module_points.jsonl"))
+
+
+@cache
+def passed_over() -> tuple[tuple[str, str], ...]:
+    """Public runs that are no points, each with the reason."""
+    rows = map(json.loads, _lines("passed_over.jsonl"))
+    return tuple((row["source"], row["because"]) for row in rows)
+
+
+def _lines(*names: str) -> list[str]:
+    return [line for name in names for line in _text(name).splitlines()]
 
 
 @cache
