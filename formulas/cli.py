@@ -241,9 +241,10 @@ def score_command(
                 "measured_bytes": each.measured, "error_percent": each.error_percent, "held_out": each.held_out,
             })  # fmt: skip
         return YES
-    parts = [("seen while fitting", [s for s in scores if not s.held_out]), ("held out", [s for s in scores if s.held_out])]
+    titles = {"seen while fitting": False, "held out": True}
+    groups = [(title, [s for s in scores if s.held_out is held]) for title, held in titles.items()]
     shown = ordered if every else [s for s in ordered if s.formula == chosen[0].name or len(chosen) == 1][:20]
-    data("\n".join([*report.scores(shown), "", *report.summary([(t, summaries(rows)) for t, rows in parts if rows])]))
+    data("\n".join([*report.scores(shown), "", *report.summary([(t, summaries(rows)) for t, rows in groups if rows])]))
     if formula is None:
         data("\n".join(["", *report.passed_over(shipped.passed_over())]))
     return YES

@@ -87,7 +87,7 @@ _PARTS: dict[str, tuple[str, ...]] = {
 
 
 def part_bytes(by: Mapping[str, int], part: str) -> int:
-    """Bytes of one of the parts that builds of the engine's modules are compared by; `rest` is all the others, `total` all of them."""
+    """Bytes of a part as builds of the engine's modules are compared; `rest` is all others, `total` the sum."""
     if part == "total":
         return sum(by.values())
     if part == "rest":
