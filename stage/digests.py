@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 from formulas.errors import DigestMismatch, ToolkitError
 from formulas.units import KIB, MIB, human
@@ -16,6 +19,18 @@ HASHERS = min(4, os.cpu_count() or 1)
 BUFFER_BYTES = 256 * KIB
 MISMATCHES = 4  # digests a blob may end in before it is given up
 CORRUPT_BLOBS = 3  # of one source, after which it is not asked any more
+
+
+@contextlib.contextmanager
+def workers(count: int) -> Iterator[ThreadPoolExecutor]:
+    """Threads to digest files with; an interrupt does not wait until a file of 50 GB has been read to its end."""
+    pool = ThreadPoolExecutor(count)
+    try:
+        yield pool
+    except BaseException:
+        pool.shutdown(wait=False, cancel_futures=True)
+        raise
+    pool.shutdown()
 
 
 def hash_blobs(board: Board, store: Store) -> None:

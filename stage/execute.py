@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,7 +14,7 @@ from screen.repo import Revision, Tree
 
 from .blob import Incoming
 from .board import Event
-from .digests import HASHERS
+from .digests import HASHERS, workers
 from .fetch import Download, Fetched
 from .journal import Part, forget_line, part_line
 from .layout import How, lay_out, publish_hf_cache
@@ -71,7 +70,7 @@ def check_room(store: Store, steps: StagePlan, places: Places, reserve_bytes: in
     for folder in filter(None, (places.to, places.publish_hf_cache)):
         if _device(folder) != _device(store.root):
             _check_free(folder, steps.total_bytes, reserve_bytes)
-        elif places.ways == ("copy",) and folder == places.to:
+        elif "hard link" not in places.ways and folder == places.to:
             _check_free(folder, steps.disk_bytes + steps.total_bytes, reserve_bytes)
     clash = case_clash(entry.path for entry in steps.entries)
     if clash and folds_case(store.root):
@@ -113,7 +112,7 @@ def _reuse(store: Store, reuses: Sequence[Reuse], origins: dict[str, str], on_ev
     if reuses:
         on_event({"event": "hashing", "because": f"{len(reuses)} local files have to be digested before they are used",
                   "bytes": sum(step.size for step in reuses)})  # fmt: skip
-    with ThreadPoolExecutor(HASHERS) as pool:
+    with workers(HASHERS) as pool:
         for step, how in zip(reuses, pool.map(lambda step: reuse(store, step, digests), reuses), strict=True):
             if how is not None:
                 origins.setdefault(step.oid, "this disk")

@@ -36,7 +36,7 @@ from .store import Store, disk_free, write_all
 TICK_SECONDS = 0.1
 PROGRESS_BYTES = 64 * KIB  # a request that brought as much was no failure of its source
 CHECKPOINT_BYTES = MIB
-STRIKES = 3  # wrong answers for one blob, after which a source is not asked for it again
+STRIKES = 3  # wrong answers for a blob, or ranges ignored in a row, that are no accident any more
 
 
 class Fetched(NamedTuple):
@@ -257,12 +257,13 @@ class Download:
                     source.barred_until = now + error.wait
                     state = "rate limited"
                 case RangeIgnored():
-                    source.ranged = False
-                    state = "answers no ranges; asked for whole files"
-                case AccessDenied():
+                    source.ignored += 1
+                    source.ranged = source.ignored < STRIKES
+                    state = "ignored a range" if source.ranged else "answers no ranges; asked for whole files"
+                case AccessDenied() if source.trusted:
                     source.gone = error
                     state = "refuses us"
-                case NotFound() | DigestMismatch():
+                case NotFound() | AccessDenied() | DigestMismatch():
                     blob.excluded[source] = error
                     state = "does not have it"
                 case HubMisbehaved():

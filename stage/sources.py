@@ -49,6 +49,7 @@ class Source:
     def __init__(self, hub: Hub, *, trusted: bool, connections: int):
         self.hub, self.url, self.trusted = hub, hub.endpoint, trusted
         self.limit, self.active = min(connections, FIRST_CONNECTIONS), 0
+        self.ignored = 0  # ranges in a row that it answered with the whole file
         self.ranged = True  # answers ranges; a mirror that does not is asked for whole files
         self.failures = 0  # in a row, without progress
         self.failed = False  # out of retries; until its next probe succeeds
@@ -73,7 +74,7 @@ class Source:
         self.paused_until, self.because = max(self.paused_until, now + seconds), because
 
     def progressed(self) -> None:
-        self.failures, self.failed = 0, False
+        self.failures, self.failed, self.ignored = 0, False, 0
 
     def sample(self, now: float, received: int) -> None:
         """Notes how much has come in all; a source that nobody asks is not slow, so idle time starts anew."""

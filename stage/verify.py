@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import time
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,6 +15,7 @@ import orjson
 from formulas.errors import HeaderError
 from screen.header import Header, header_length, parse_header
 
+from .digests import workers
 from .journal import bad_line
 from .manifest import Manifest
 from .store import READ_BYTES, Store, digest_file
@@ -69,7 +70,7 @@ def verify(
                 because = f"expected {file.size} bytes, got {stat.st_size}"
                 differences.append(Difference(_shown(path, file.path, folders), because))
                 if path == store.blob(file.oid):
-                    store.append(bad_line(file.oid))
+                    _note(store, file.oid)
                 continue
             sizes[path] = stat.st_size
             wanted.setdefault((stat.st_dev, stat.st_ino, file.oid), []).append(path)
@@ -85,11 +86,11 @@ def verify(
         if got == oid:
             return []
         if store.blob(oid) in paths:
-            store.append(bad_line(oid))
+            _note(store, oid)
         name = names[store.blob(oid)]
         return [Difference(_shown(path, name, folders), f"expected {oid}, got {got}") for path in paths]
 
-    with ThreadPoolExecutor(threads) as pool:
+    with workers(threads) as pool:
         for found in pool.map(check, sorted(wanted.items(), key=lambda item: -sizes[item[1][0]])):
             differences += found
     structure = read_structure(folders[0], manifest)
@@ -97,6 +98,12 @@ def verify(
     return Verification(
         tuple(sorted(set(differences))), structure, len(manifest.files), count, time.monotonic() - began
     )
+
+
+def _note(store: Store, oid: str) -> None:
+    """Writes down that a blob is wrong, where the store may be written to."""
+    with contextlib.suppress(OSError):
+        store.append(bad_line(oid))
 
 
 def read_structure(folder: Path, manifest: Manifest) -> Structure:
