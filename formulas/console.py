@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import sys
 from collections.abc import Callable, Sequence
+from math import isfinite
 from typing import Any
 
 import typer
@@ -41,17 +43,20 @@ def application(name: str, help: str) -> typer.Typer:
 
 def run(app: typer.Typer, argv: Sequence[str] | None = None) -> int:
     """The exit code of one command line. Known errors are one sentence on stderr (an object under --json)."""
+    _open_streams()
     args = list(sys.argv[1:] if argv is None else argv)
     try:
         outcome = app(args=args, standalone_mode=False)
+        _write("", end="", flush=True)
     except ToolkitError as error:
         report(error, as_json="--json" in args)
+        if isinstance(error, OutputLost):
+            _drop_stdout()
         return error.exit_code
     except KeyboardInterrupt:
         outcome = INTERRUPTED
     except BrokenPipeError:
-        # The reader of our stdout left (`| head`): not a failure of ours, and nobody is left to tell.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_stdout()  # its reader left (`| head`): not a failure of ours, and nobody is left to tell
         return FAILED
     except Exception as error:
         if not hasattr(error, "exit_code"):
@@ -76,25 +81,81 @@ def report(error: ToolkitError, *, as_json: bool) -> None:
         message(f"  {error.hint}")
 
 
+class OutputLost(ToolkitError):
+    """What stdout leads to takes no more."""
+
+    code = "output_lost"
+
+
 def message(text: str) -> None:
     """A line for the person at the terminal; never data."""
-    print(text, file=sys.stderr)
+    print(_shown(text), file=sys.stderr)
 
 
 def data(text: str) -> None:
-    """A line of the answer."""
-    print(text)
+    """A line of the answer. Raises OutputLost."""
+    _write(_shown(text))
 
 
 def json_line(value: Any) -> None:
-    """One JSON object on one line of stdout, written at once: a reader need not wait for the next one."""
-    print(json.dumps(value, ensure_ascii=False, separators=(",", ":")), flush=True)
+    """One JSON object on one line of stdout, written at once: a reader need not wait for the next one.
+
+    In ASCII, so that every reader's encoding and every reader's idea of a line will do; a number that JSON cannot hold
+    (NaN, Infinity) is null. Raises OutputLost.
+    """
+    try:
+        text = json.dumps(value, allow_nan=False, separators=(",", ":"))
+    except ValueError:
+        text = json.dumps(_finite(value), separators=(",", ":"))
+    _write(text, flush=True)
+
+
+def _write(text: str, *, end: str = "\n", flush: bool = False) -> None:
+    try:
+        print(text, end=end, flush=flush)
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise OutputLost(f"stdout: expected room for the answer, got {error.strerror}; the rest is lost") from None
+
+
+def _open_streams() -> None:
+    """A stream the caller closed (`2>&-`) is nowhere, before a socket gets its number; any text can be written."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115 - open as long as the process
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
+
+
+def _drop_stdout() -> None:
+    """Lets what is still to be written to stdout go nowhere."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+# Names and texts come from strangers: what moves the cursor, colours, or turns the writing direction is spelled out.
+_CONTROLS = [*range(0x20), *range(0x7F, 0xA0), 0x200E, 0x200F, *range(0x2028, 0x202F), *range(0x2066, 0x206A)]
+_SPELLED = {code: f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" for code in _CONTROLS}
+_SPELLED_IN_TEXT = {code: text for code, text in _SPELLED.items() if chr(code) not in "\n\t"}
+
+
+def _shown(text: str) -> str:
+    return text if text.isascii() and text.isprintable() else text.translate(_SPELLED_IN_TEXT)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if isfinite(value) else None
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return {key: _finite(item) for key, item in value.items()} if isinstance(value, dict) else value
 
 
 def table(rows: Sequence[Sequence[str]], *, right: Callable[[int], bool] = lambda column: False) -> list[str]:
     """Rows of text as aligned lines; columns for which `right` holds are right-aligned. The first row is the head."""
     if not rows:
         return []
+    rows = [[cell.translate(_SPELLED) for cell in row] for row in rows]
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     lines = []
     for row in rows:
