@@ -10,11 +10,11 @@ from typing import Any
 from formulas.errors import ToolkitError
 from formulas.units import KIB
 
+from .disk import new_digest
 from .journal import Part
 from .plan import Fetch
 from .sources import Source
 from .spans import Span, clip, join, missing, split
-from .store import new_digest
 
 STUCK_SECONDS = 5.0  # a request that has brought nothing for so long loses its bytes to whoever is free
 JUDGED_SECONDS = 1.0  # a request that is younger, or ends sooner, keeps its bytes

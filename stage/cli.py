@@ -27,13 +27,14 @@ from screen.wire import Limits
 from . import execute, inventory, progress
 from .board import Event
 from .digests import HASHERS
+from .disk import disk_free
 from .execute import Places
 from .job import Incomplete, Order, find, plan_document, read_lock, stage
 from .lock import hold
 from .manifest import Manifest
 from .serve import Mirror
 from .sources import Thresholds
-from .store import Store, disk_free
+from .store import Store
 from .verify import Verification, verify
 
 app = application("stage", "Verified checkpoints on this node's disk: resumable, from whichever source is fast.")

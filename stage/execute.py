@@ -15,6 +15,7 @@ from screen.repo import Revision, Tree
 from .blob import Incoming
 from .board import Event
 from .digests import HASHERS, workers
+from .disk import READ_BYTES, disk_free, folds_case, sync_folder, write_all
 from .fetch import Download, Fetched
 from .journal import Part, forget_line, part_line
 from .layout import How, lay_out, publish_hf_cache
@@ -23,7 +24,7 @@ from .plan import Fetch, Link, Reuse, Skipped, StagePlan, WriteRef, case_clash, 
 from .reuse import Digests, find_candidates, reuse
 from .sources import Source, Thresholds
 from .spans import part_size
-from .store import READ_BYTES, Store, disk_free, folds_case, sync_folder, write_all
+from .store import Store
 
 OnEvent = Callable[[Event], None]
 

@@ -29,9 +29,10 @@ from screen.wire import Cut, RangeIgnored, Throttled
 from .blob import Incoming, Run
 from .board import Board, Event
 from .digests import BUFFER_BYTES, HASHERS, hash_blobs
+from .disk import disk_free, write_all
 from .journal import Part, part_line
 from .sources import Source, Thresholds, judge
-from .store import Store, disk_free, write_all
+from .store import Store
 
 TICK_SECONDS = 0.1
 PROGRESS_BYTES = 64 * KIB  # a request that brought as much was no failure of its source

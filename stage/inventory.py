@@ -9,8 +9,9 @@ from typing import NamedTuple
 
 from formulas.errors import NotFound
 
+from .disk import leftovers, look
 from .manifest import Manifest
-from .store import Store, leftovers, look
+from .store import Store
 
 
 class Snapshot(NamedTuple):

@@ -15,11 +15,12 @@ from screen.transport import Cost
 
 from . import execute
 from .board import Event
+from .disk import disk_free
 from .execute import Outcome, Places, Wanted
 from .manifest import Manifest, parse_manifest
 from .plan import StagePlan, select
 from .sources import Source, Thresholds
-from .store import Store, disk_free
+from .store import Store
 from .verify import Structure, read_structure
 
 

@@ -13,10 +13,7 @@ from typing import Literal
 from formulas.errors import BadInput, ToolkitError
 from screen.repo import is_commit
 
-from .manifest import File, Manifest
-from .plan import case_clash
-from .store import (
-    Store,
+from .disk import (
     digest_file,
     folds_case,
     is_temporary,
@@ -26,7 +23,10 @@ from .store import (
     sync_folder,
     temporary_name,
     write_file,
-)
+)  # fmt: skip
+from .manifest import File, Manifest
+from .plan import case_clash
+from .store import Store
 
 How = Literal["hard link", "reflink", "copy"]
 _FICLONE = 0x40049409  # linux/fs.h: share the blocks of another file, copy on write

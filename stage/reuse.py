@@ -12,9 +12,10 @@ from pathlib import Path
 
 from screen.repo import Tree
 
+from .disk import digest_file, look
 from .layout import copy, hard_link, reflink
 from .plan import Candidate, Reuse
-from .store import Store, digest_file, look
+from .store import Store
 
 
 def find_candidates(

@@ -17,9 +17,10 @@ from urllib.parse import unquote, urlsplit
 from formulas.errors import BadInput
 from screen.repo import parse_repo_line
 
+from .disk import look
 from .journal import Looks
 from .manifest import File
-from .store import Store, look
+from .store import Store
 
 _RESOLVE = re.compile(r"/((?:[^/]+/)?[^/]+)/resolve/([^/]+)/(.+)")
 _RANGE = re.compile(r"bytes=(\d*)-(\d*)")

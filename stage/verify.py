@@ -16,9 +16,10 @@ from formulas.errors import HeaderError
 from screen.header import Header, header_length, parse_header
 
 from .digests import workers
+from .disk import READ_BYTES, digest_file
 from .journal import bad_line
 from .manifest import Manifest
-from .store import READ_BYTES, Store, digest_file
+from .store import Store
 
 INDEX = "model.safetensors.index.json"
 

@@ -13,7 +13,8 @@ from typing import NamedTuple
 from formulas import console
 from screen.demorepo import DemoRepo
 from stage.cli import app
-from stage.store import Store, digest_file
+from stage.disk import digest_file
+from stage.store import Store
 
 QUICK = (
     "--part-size=256KiB", "--stall-seconds=0.6", "--first-byte-seconds=1", "--call-seconds=3", "--slow-seconds=1",

@@ -22,9 +22,10 @@ from screen.demofaults import Fault, Kind
 from screen.demorepo import DemoRepo
 from stage import execute
 from stage.cli import app
+from stage.disk import folds_case
 from stage.layout import reflink
 from stage.serve import Mirror
-from stage.store import Store, folds_case
+from stage.store import Store
 
 OLAH = Path(__file__).parent.parent / ".venv-olah" / "bin" / "olah-cli"
 
