@@ -18,6 +18,7 @@ _STACK: tuple[tuple[str, str, str], ...] = (
     ("activation", "activation_bytes", "#E69F00"),
     ("CUDA graphs", "cudagraph_bytes", "#F0E442"),
     ("non-torch", "non_torch_bytes", "#999999"),
+    ("unexplained", "unexplained_bytes", "#D55E00"),
     ("KV cache", "available_kv_bytes", "#009E73"),
 )
 
@@ -51,29 +52,36 @@ def _draw(answers: Sequence[Estimate], form: str) -> bytes:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    figure, axis = pyplot.subplots(figsize=(max(6.0, 1.6 * len(answers) + 3), 5.5), layout="constrained")
-    places = range(len(answers))
-    bottom = [0.0] * len(answers)
+    figure, axis = pyplot.subplots(figsize=(10, 1.8 + 0.75 * len(answers)), layout="constrained")
+    places = [len(answers) - 1 - row for row in range(len(answers))]  # the first candidate on top
+    ends = [0.0] * len(answers)
+    cards = [each.per_rank.total_memory_bytes / GIB for each in answers]
     for label, field, colour in _STACK:
-        heights = [max(0, getattr(each.per_rank, field) or 0) / GIB for each in answers]
-        axis.bar(places, heights, 0.6, bottom=bottom, label=label, color=colour)
-        bottom = [low + height for low, height in zip(bottom, heights, strict=True)]
-    for place, each in zip(places, answers, strict=True):
-        total = each.per_rank.total_memory_bytes / GIB
-        axis.hlines(total, place - 0.4, place + 0.4, colors="black", label="_" if place else "card")
-        asked = (each.per_rank.requested_bytes or 0) / GIB
-        axis.hlines(asked, place - 0.4, place + 0.4, "black", linestyles=":", label="_" if place else "requested")
-    axis.set_xticks(list(places), [_label(each) for each in answers], fontsize=8)
-    axis.set_ylabel("GiB per rank")
-    context = axis.twinx()
-    contexts = [each.kv.max_context for each in answers]
-    heights = [float("nan") if tokens is None else tokens for tokens in contexts]
-    context.plot(places, heights, "D", color="#CC79A7", label="longest context")
-    context.set_ylim(bottom=0)
-    context.set_ylabel("tokens")
+        widths = [max(0, getattr(each.per_rank, field) or 0) / GIB for each in answers]
+        if not any(widths):
+            continue
+        bars = axis.barh(places, widths, 0.6, left=ends, label=label, color=colour)
+        axis.bar_label(bars, [f"{width:.1f}" if width > max(cards) / 18 else "" for width in widths],
+                       label_type="center", fontsize=8, color="white")  # fmt: skip
+        ends = [end + width for end, width in zip(ends, widths, strict=True)]
+    lows, highs = [place - 0.42 for place in places], [place + 0.42 for place in places]
+    axis.vlines(cards, lows, highs, "black", label="card")
+    axis.vlines([(each.per_rank.requested_bytes or 0) / GIB for each in answers], lows, highs, "black",
+                linestyles=":", label="requested")  # fmt: skip
+    axis.set_yticks(places, [_label(each) for each in answers], fontsize=8)
+    axis.set_ylim(-0.6, len(answers) - 0.4)
+    axis.set_xlim(0, 1.03 * max(*ends, *cards))
+    axis.set_xlabel("GiB per rank")
+    context = axis.twiny()
+    lengths = [float("nan") if (tokens := each.kv.max_context) is None else tokens for each in answers]
+    context.plot(lengths, [place + 0.36 for place in places], "D", color="#CC79A7", markersize=5,
+                 label="longest context", clip_on=False)  # fmt: skip
+    context.set_xlim(0, 1.03 * max([1024, *(each.kv.max_context or 0 for each in answers)]))
+    context.xaxis.set_major_formatter("{x:,.0f}")
+    context.set_xlabel("longest context, tokens")
     handles = [h for part in (axis, context) for h in part.get_legend_handles_labels()[0]]
     labels = [name for part in (axis, context) for name in part.get_legend_handles_labels()[1]]
-    figure.legend(handles, labels, loc="outside upper center", ncols=5, fontsize=8)
+    figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), fontsize=8, frameon=False)
     out = io.BytesIO()
     figure.savefig(out, format=form, dpi=120, metadata={"Date": None} if form == "svg" else None)
     pyplot.close(figure)
@@ -83,6 +91,7 @@ def _draw(answers: Sequence[Estimate], form: str) -> bytes:
 def _label(each: Estimate) -> str:
     name = each.checkpoint.rpartition("/")[2]
     asked = each.deployment
-    rest = f"{each.gpu} x {asked['tp']}, KV {each.kv.dtype}, MTP {asked['mtp']}"
+    table = {True: ", table in host RAM", False: ""}[bool(each.per_rank.host_pinned_bytes)]
+    rest = f"{each.gpu} x {asked['tp'] * asked['pp']}, KV {each.kv.dtype}, MTP {asked['mtp']}{table}"
     answer = {True: "fits", False: "does not fit", None: "unknown"}[each.fits]
-    return "\n".join([name[:34], rest, answer])
+    return "\n".join([name[:48], rest, answer])
