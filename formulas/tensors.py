@@ -152,7 +152,7 @@ def _full_product(names: list[str]) -> list[Product] | None:
     number = "(0|[1-9][0-9]{0,8})"
     found = re.findall(f"^{number.join(map(re.escape, literals))}$", "\n".join(names), re.MULTILINE)
     places = list(map(set, zip(*found, strict=True)))
-    if len(found) != len(names) or len(set(found)) != prod(map(len, places)):
+    if len(found) != len(names) or len(set(names)) != prod(map(len, places)):  # a name is hashed once for all
         return None
     return [(tuple(literals), tuple(tuple(sorted(map(int, place))) for place in places))]
 

@@ -18,8 +18,6 @@ from tqdm import tqdm
 from formulas.errors import BadInput
 
 from .cache import Cache
-from .catalogue import descriptions
-from .demoserve import served
 from .hub import Hub, connect
 from .local import Local
 from .pacing import Wait
@@ -96,6 +94,9 @@ def opened(
         gc.set_threshold(1_000_000, 50, 50)
         names: list[str] = []
         if demo:
+            from .catalogue import descriptions  # these take a quarter of the time all others do to import
+            from .demoserve import served
+
             names = list(descriptions())
             endpoint, token = ending.enter_context(served()).endpoint, ""
             cache_dir = cache_dir or Path(ending.enter_context(tempfile.TemporaryDirectory(ignore_cleanup_errors=True)))

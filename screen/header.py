@@ -130,7 +130,10 @@ def _as_written(text: Buffer) -> tuple[dict[str, str] | None, _Columns] | None:
         return None
     if len(set(names)) < len(names) or _METADATA in names:
         return None
-    columns = _Columns(names, list(map(shared.__getitem__, kinds)), list(map(int, starts)), list(map(int, stops)))
+    ends = [0, *map(int, stops)]
+    in_order = starts[0] == "0" and starts[1:] == stops[:-1]  # as nearly all writers leave them
+    begins = ends[:-1] if in_order else list(map(int, starts))
+    columns = _Columns(names, list(map(shared.__getitem__, kinds)), begins, ends[1:])
     sizes = {kind: _size(*form) for kind, form in shared.items()}
     if list(map(sub, columns.stops, columns.starts)) != list(map(sizes.__getitem__, kinds)):
         return None
