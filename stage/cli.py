@@ -16,15 +16,16 @@ import orjson
 import typer
 from tqdm import tqdm
 
-from formulas.console import NO, YES, application, data, json_line, message, report, run, table
+from formulas.console import NO, YES, application, data, json_line, message, run
+from formulas.console import report as show_error
 from formulas.errors import BadInput, DiskFull, NotFound, ToolkitError
-from formulas.units import human, parse_size
+from formulas.units import parse_size
 from screen.hub import Hub, connect
 from screen.pacing import Wait
 from screen.repo import parse_repo_line
 from screen.wire import Limits
 
-from . import execute, inventory, progress
+from . import execute, inventory, progress, report
 from .board import Event
 from .digests import HASHERS
 from .disk import disk_free
@@ -35,7 +36,7 @@ from .manifest import Manifest
 from .serve import Mirror
 from .sources import Thresholds
 from .store import Store
-from .verify import Verification, verify
+from .verify import verify
 
 app = application("stage", "Verified checkpoints on this node's disk: resumable, from whichever source is fast.")
 DEFAULTS, WIRE = Thresholds(), Limits()
@@ -135,7 +136,7 @@ def run_command(
                 except ToolkitError as error:
                     if not isinstance(error, Incomplete):
                         show({"event": "failed", "repo": repo, "commit": None, "because": error.message})
-                    report(error, as_json=as_json)
+                    show_error(error, as_json=as_json)
                     codes.add(error.exit_code)
     return max(codes, default=YES)
 
@@ -154,10 +155,7 @@ def plan_command(
         for repo, revision in _targets(repos, verdicts, lock):
             steps = execute.plan(order.store, find(order, repo, revision), order.places)
             document = plan_document(steps, disk_free(order.store.root))
-            if as_json:
-                json_line(document)
-            else:
-                data(_plan_text(document))
+            _answer(document, report.plan_lines(document), as_json=as_json)
     return YES
 
 
@@ -175,7 +173,8 @@ def verify_command(
             hidden = quiet or as_json or not sys.stderr.isatty()
             with tqdm(total=total, unit="B", unit_scale=True, unit_divisor=1024, leave=False, disable=hidden) as bar:
                 found = verify(place, manifest, threads=threads, on_bytes=bar.update)
-            codes.add(_show_verification(manifest, found, as_json=as_json))
+            _answer(report.verification(manifest, found), report.verification_lines(manifest, found), as_json=as_json)
+            codes.add(NO if found.problems else YES)
     return max(codes, default=YES)
 
 
@@ -185,15 +184,9 @@ def ls_command(store: StoreDir = None, as_json: Json = False) -> int:
     snapshots = inventory.list_snapshots(Store(_store_folder(store)))
     if as_json:
         for item in snapshots:
-            json_line(item._asdict() | {"shared_bytes": item.shared_bytes})
-        return YES
-    rows = [("repo", "commit", "refs", "files", "size", "shared", "own", "laid out in")]
-    rows += [
-        (s.repo, s.commit[:8], " ".join(s.refs), str(s.files), human(s.bytes), human(s.shared_bytes),
-         human(s.own_bytes), " ".join(s.placements))
-        for s in snapshots
-    ]  # fmt: skip
-    data("\n".join(table(rows, right=lambda column: 3 <= column <= 6)))
+            json_line(report.snapshot(item))
+    else:
+        data("\n".join(report.snapshot_lines(snapshots)))
     return YES
 
 
@@ -208,12 +201,13 @@ def gc_command(
     dropped = [parse_repo_line(line) for line in drop or ()]
     with _disk_errors():
         if not apply:
-            _show_removal(inventory.plan_gc(place, dropped), as_json=as_json)
+            removal = inventory.plan_gc(place, dropped)
+            _answer(report.removal(removal), report.removal_lines(removal), as_json=as_json)
             return YES
         place.create()
         with hold(place.lock_path, wait_seconds=lock_wait, on_wait=_waits_for_lock(progress.Lines())):
             removal = inventory.plan_gc(place, dropped)
-            _show_removal(removal, as_json=as_json)
+            _answer(report.removal(removal), report.removal_lines(removal), as_json=as_json)
             inventory.collect(place, removal)
     return YES
 
@@ -237,6 +231,13 @@ def main() -> None:
     with contextlib.suppress(BrokenPipeError):
         sys.stdout.flush()
     os._exit(code)  # a connection that is just being made is not waited for; everything on disk is settled
+
+
+def _answer(document: dict[str, Any], lines: list[str], *, as_json: bool) -> None:
+    if as_json:
+        json_line(document)
+    else:
+        data("\n".join(lines))
 
 
 def _tool() -> str:
@@ -320,50 +321,6 @@ def _manifests(store: Store, repos: list[str] | None) -> list[Manifest]:
             raise NotFound(f"{repo}@{revision}: expected a staged snapshot, got none", hint="see `stage ls`")
         found.append(manifest)
     return found
-
-
-def _show_verification(manifest: Manifest, found: Verification, *, as_json: bool) -> int:
-    structure = found.structure
-    problems = [*found.differences, *structure.broken, *structure.misplaced]
-    if as_json:
-        json_line({
-            "repo": manifest.repo, "commit": manifest.commit, "files": found.files, "bytes": found.bytes,
-            "seconds": round(found.seconds, 3), "shards": structure.shards, "tensors": structure.tensors,
-            "broken_headers": len(structure.broken),
-            "differences": [{"path": problem.path, "because": problem.because} for problem in problems],
-        })  # fmt: skip
-    else:
-        rate = human(found.bytes / found.seconds) if found.seconds else "unknown"
-        data(
-            f"{manifest.repo}@{manifest.commit[:8]}: {found.files} files, {human(found.bytes)} at {rate}/s; "
-            f"{structure.shards} shards, {len(structure.broken)} broken headers, {structure.tensors} tensors; "
-            + (f"{len(problems)} differences" if problems else "all as the manifest says")
-        )
-        for problem in problems:
-            data(f"  {problem.path}: {problem.because}")
-    return NO if problems else YES
-
-
-def _plan_text(plan: dict[str, Any]) -> str:
-    lines = [
-        f"{plan['repo']}@{plan['commit'][:8]}: {plan['files']} files",
-        f"  fetch   {human(plan['fetch_bytes'])}",
-        f"  resume  {human(plan['resume_bytes'])}",
-        f"  reuse   {human(plan['reuse_bytes'])}",
-        f"  disk    {human(plan['free_bytes_needed'])} needed, {human(plan['free_bytes'])} free",
-    ]
-    return "\n".join(lines + [f"  skip    {skipped['path']}: {skipped['because']}" for skipped in plan["skipped"]])
-
-
-def _show_removal(removal: inventory.Removal, *, as_json: bool) -> None:
-    names = [str(path) for path in (*removal.refs, *removal.manifests, *removal.snapshots)]
-    names += [oid for oid, _ in removal.blobs] + [str(path) for path, _ in removal.partials]
-    if as_json:
-        json_line({"remove": names, "blobs": len(removal.blobs), "bytes": removal.bytes})
-        return
-    for name in names:
-        data(f"remove {name}")
-    data(f"{len(removal.blobs)} blobs and {len(removal.partials)} unfinished files, {human(removal.bytes)}")
 
 
 @contextlib.contextmanager

@@ -47,6 +47,10 @@ class Verification(NamedTuple):
     bytes: int  # digested: each file once, however many names it has
     seconds: float
 
+    @property
+    def problems(self) -> tuple[Difference, ...]:
+        return self.differences + self.structure.broken + self.structure.misplaced
+
 
 def verify(
     store: Store, manifest: Manifest, *, threads: int, on_bytes: Callable[[int], object] = lambda count: None
