@@ -129,7 +129,8 @@ def _fp8(config: Mapping[str, Any]) -> Formats:
     static = config.get("activation_scheme") == "static"
     block = config.get("weight_block_size")
     if isinstance(block, list) and len(block) == 2:
-        return _but_the_head(Scheme(Kind.FP8_BLOCK, block=(int(block[0]), int(block[1])), method="fp8"))
+        rows, columns = (_whole(size, 128) for size in block)
+        return _but_the_head(Scheme(Kind.FP8_BLOCK, block=(rows, columns), method="fp8"))
     return _but_the_head(Scheme(Kind.FP8_TENSOR, inputs=static, method="fp8"))
 
 
@@ -208,11 +209,13 @@ def _compressed(config: Mapping[str, Any]) -> Formats:
     rules: list[tuple[Callable[[Weight], bool], Scheme]] = []
     unmodelled = []
     for group in groups.values():
-        scheme = _compressed_scheme(group)
+        stated = group if isinstance(group, Mapping) else {"weights": {}}
+        scheme = _compressed_scheme(stated)
         if scheme is None:
-            unmodelled.append(f"compressed-tensors weights {group.get('weights')}: not known without a header")
+            unmodelled.append(f"compressed-tensors weights {stated.get('weights')}: not known without a header")
             continue
-        targets = [str(t) for t in group.get("targets", ["Linear"])]
+        named = stated.get("targets")
+        targets = [str(t) for t in named] if isinstance(named, list) else ["Linear"]
         everything = "Linear" in targets
         rules.append(((lambda weight: True) if everything else matcher(targets), scheme))
 
@@ -227,7 +230,7 @@ def _compressed_scheme(group: Mapping[str, Any]) -> Scheme | None:
     if not isinstance(weights, Mapping):
         return PLAIN
     bits, kind, strategy = weights.get("num_bits"), weights.get("type"), weights.get("strategy")
-    size = weights.get("group_size") or 0
+    size = _whole(weights.get("group_size"), 0)
     static = isinstance(inputs, Mapping) and inputs.get("dynamic") in (False, "local")
     method = "compressed-tensors"
     if kind == "float" and bits == 8:
@@ -245,16 +248,21 @@ def _compressed_scheme(group: Mapping[str, Any]) -> Scheme | None:
     return None
 
 
+def _whole(value: object, default: int) -> int:
+    """A number a config states; the default where it states none, zero, or something else."""
+    return value if type(value) is int and value else default
+
+
 def _awq(config: Mapping[str, Any]) -> Formats:
-    bits = int(config.get("bits") or config.get("w_bit") or 4)
-    size = int(config.get("group_size") or config.get("q_group_size") or 128)
+    bits = _whole(config.get("bits") or config.get("w_bit"), 4)
+    size = _whole(config.get("group_size") or config.get("q_group_size"), 128)
     scheme = Scheme(Kind.INT, bits=bits, group=max(size, 0), zeros=True, method="awq")
     return _but_the_head(scheme)
 
 
 def _gptq(config: Mapping[str, Any]) -> Formats:
     scheme = Scheme(
-        Kind.INT, bits=int(config.get("bits") or 4), group=max(int(config.get("group_size") or 128), 0), zeros=True,
+        Kind.INT, bits=_whole(config.get("bits"), 4), group=max(_whole(config.get("group_size"), 128), 0), zeros=True,
         method="gptq",
     )  # fmt: skip
     head = scheme if config.get("lm_head") else PLAIN
@@ -267,7 +275,7 @@ def _autoround(config: Mapping[str, Any]) -> Formats:
     plain = (_awq if "awq" in packing else _gptq)({**config, "lm_head": False})
     extra = config.get("extra_config")
     own = {str(k): v for k, v in extra.items() if isinstance(v, Mapping)} if isinstance(extra, Mapping) else {}
-    kept = [k for k, v in own.items() if (v.get("bits") or 4) >= 16]
+    kept = [k for k, v in own.items() if _whole(v.get("bits"), 4) >= 16]
     wide = matcher([f"re:{k}" if any(c in k for c in "*|()") else k for k in kept])
     return Formats(lambda weight: PLAIN if wide(weight) else plain.scheme(weight))
 

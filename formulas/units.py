@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from decimal import Decimal
 
 from .errors import BadInput
 
@@ -20,7 +21,7 @@ def parse_size(text: str) -> int:
     number, prefix, binary = match.groups()
     decimal = bool(prefix) and not binary and text.strip().upper().endswith("B")
     step: int = (1000 if decimal else 1024) ** _STEP[prefix.upper()]
-    return round(float(number) * step)
+    return round(Decimal(number) * step)
 
 
 def gib(count: int | float | None, places: int = 2) -> str:

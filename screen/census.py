@@ -38,6 +38,8 @@ _PLE_KINDS = (
     ("ngram", re.compile(r"(?:^|\.)(?:ple|ngram_\w+)(?:\.|$)")),
 )
 
+DEPTH = 64  # of a config: its readers may recurse
+
 
 def parse_config(data: bytes, *, name: str) -> dict[str, Any]:
     """A config file as an object; `Infinity` and `NaN` are read, as its writers mean them. Raises HubMisbehaved."""
@@ -51,7 +53,20 @@ def parse_config(data: bytes, *, name: str) -> dict[str, Any]:
             raise HubMisbehaved(text, code="malformed_config") from None
     if not isinstance(config, dict):
         raise HubMisbehaved(f"{name}: expected an object, got {type(config).__name__}", code="malformed_config")
+    if _deeper(config, DEPTH):
+        text = f"{name}: expected values nested at most {DEPTH} deep, got more; no engine's config is"
+        raise HubMisbehaved(text, code="malformed_config")
     return config
+
+
+
+def _deeper(value: Any, depth: int) -> bool:
+    """Whether objects and lists nest more than `depth` deep; looked at level by level, so that no depth is too much."""
+    level = [value]
+    for _ in range(depth):
+        items = chain.from_iterable(each.values() if isinstance(each, dict) else each for each in level)
+        level = [each for each in items if isinstance(each, dict | list)]
+    return bool(level)
 
 
 def _encodable(value: Any) -> Any:

@@ -46,7 +46,8 @@ def age(known: Known, criteria: Criteria) -> Iterator[Answer]:
     if policy.changed_after is not None:
         limits.append(datetime.combine(policy.changed_after, datetime.min.time(), UTC))
     if policy.max_age_days is not None:
-        limits.append(criteria.now - timedelta(days=policy.max_age_days))
+        oldest = min(policy.max_age_days, (criteria.now - datetime.min.replace(tzinfo=UTC)).days)
+        limits.append(criteria.now - timedelta(days=oldest))
     if not limits:
         return
     limit = max(limits)

@@ -25,7 +25,7 @@ from formulas.units import MIB, human
 
 from .pacing import Wait
 from .refusals import refusal
-from .repo import Entry, Revision, Tree, is_commit, parse_tree
+from .repo import Entry, Revision, Tree, is_commit, is_repo, parse_tree
 from .source import ModelInfo, RepoInfo, digest, name
 from .transport import Cost, Exchange, Patience, Transport, chunks, origin
 from .wire import Limits, RangeIgnored, Throttled, WrongRange
@@ -35,7 +35,7 @@ METADATA_CAP = 1024 * MIB  # of the one-request header route
 MAX_PAGES = 10_000  # of a listing: ten million files
 _LOCATIONS_KEPT = 4096
 Result = TypeVar("Result")
-_CONTENT_RANGE = re.compile(r"bytes\s+(\d+)-(\d+)/(\d+)")
+_CONTENT_RANGE = re.compile(r"bytes\s+([0-9]{1,19})-([0-9]{1,19})/([0-9]{1,19})")
 
 
 class Hub:
@@ -47,13 +47,10 @@ class Hub:
         self, endpoint: str, *, token: str | None = None, limits: Limits | None = None,
         on_event: Callable[[Wait], None] = lambda event: None, user_agent: str = "checkpoint-toolkit",
     ):  # fmt: skip
-        parts = urlsplit(endpoint)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise BadInput(f"endpoint {endpoint!r}: expected a URL such as https://huggingface.co, got something else")
-        self.endpoint = endpoint.rstrip("/")
+        self.endpoint = _checked_endpoint(endpoint)
         self.limits = limits or Limits()
         self._transport = Transport(
-            self.endpoint, token=token, limits=self.limits, on_event=on_event, user_agent=user_agent
+            self.endpoint, token=_checked_token(token), limits=self.limits, on_event=on_event, user_agent=user_agent
         )
         self._locations: OrderedDict[tuple[str, str, str], str] = OrderedDict()
         self._lock = threading.Lock()
@@ -73,6 +70,8 @@ class Hub:
         info = _model(self._json(url, f"{repo}@{revision}", cost), f"{repo}@{revision}")
         if info.sha is None or not is_commit(info.sha) or (is_commit(revision) and info.sha != revision):
             raise HubMisbehaved(f"{repo}@{revision}: expected the commit it stands for, got {info.sha!r}")
+        if not is_repo(info.id):  # it becomes part of URLs, of cache keys and of folders
+            raise HubMisbehaved(f"{repo}@{revision}: expected the name of a repo, got {info.id!r:.100}")
         return RepoInfo(Revision(revision, info.sha), info.id, info)
 
     def tree(self, repo: str, commit: str, cost: Cost) -> Tree:
@@ -260,12 +259,15 @@ class Hub:
             links = {link.get("rel"): link["url"] for link in parse_header_links(headers.get("Link", ""))}
             if "next" not in links:
                 return
-            url = self._here(urljoin(url, links["next"]), subject)
+            url = self._here(url, links["next"], subject)
         raise HubMisbehaved(f"{subject}: expected an end within {MAX_PAGES} pages, got none")
 
-    def _here(self, url: str, subject: str) -> str:
-        """The same API address at our endpoint: mirrors pass on links to the Hub they mirror."""
-        parts, base = urlsplit(url), urlsplit(self.endpoint)
+    def _here(self, url: str, link: str, subject: str) -> str:
+        """The API address a page links to, at our endpoint: mirrors pass on links to the Hub they mirror."""
+        try:
+            parts, base = urlsplit(urljoin(url, link)), urlsplit(self.endpoint)
+        except ValueError:
+            raise HubMisbehaved(f"{subject}: expected the URL of a next page, got {link[:80]!r}") from None
         _, api, rest = parts.path.partition("/api/")
         if not api:
             raise HubMisbehaved(f"{subject}: expected a next page under /api/, got {parts.path!r}")
@@ -313,6 +315,33 @@ def connect(
         endpoint or os.environ.get("HF_ENDPOINT") or "https://huggingface.co",
         token=get_token() if token is None else token or None, limits=limits, on_event=on_event,
     )  # fmt: skip
+
+
+def _checked_endpoint(text: str) -> str:
+    """The endpoint without its last slash. Raises BadInput, which does not repeat a password that stands in it."""
+    endpoint = text.strip().rstrip("/")
+    try:
+        parts = urlsplit(endpoint)
+        sound = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # brackets without an address, a port that is none
+        sound = False
+    if sound and parts.username is not None:
+        raise BadInput(
+            "endpoint: expected a URL without user and password, got one with both; nothing was asked",
+            hint="a token is given by HF_TOKEN or --token",
+        )
+    if not sound or parts.query or parts.fragment or any(c.isspace() for c in endpoint):
+        shown = endpoint.rpartition("@")[2]
+        raise BadInput(f"endpoint {shown!r}: expected a URL such as https://huggingface.co, got something else")
+    return endpoint
+
+
+def _checked_token(text: str | None) -> str | None:
+    """The token, None for a blank one. Raises BadInput, which does not repeat it, where no header could carry it."""
+    token = (text or "").strip()
+    if not all("!" <= c <= "~" for c in token):
+        raise BadInput("token: expected printable ASCII without blanks, got other characters in it; nothing was asked")
+    return token or None
 
 
 def _encoded(exchange: Exchange) -> bool:

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
-_LEFT = re.compile(r'"([^"]+)"\s*;\s*r=(\d+)\s*;\s*t=(\d+)')
-_QUOTA = re.compile(r'"([^"]+)"\s*;\s*q=(\d+)')
+_LEFT = re.compile(r'"([^"]+)"\s*;\s*r=([0-9]{1,9})\s*;\s*t=([0-9]{1,9})(?![0-9])')
+_QUOTA = re.compile(r'"([^"]+)"\s*;\s*q=([0-9]{1,9})(?![0-9])')
 
 
 class Budget(NamedTuple):
@@ -57,7 +57,7 @@ def parse_budget(headers: Mapping[str, str]) -> Budget | None:
 def parse_retry_after(headers: Mapping[str, str]) -> int | None:
     """Seconds a 429 or 503 asks to wait; None when it does not say, or says it as a date."""
     text = headers.get("Retry-After", "").strip()
-    return int(text) if text.isascii() and text.isdigit() else None
+    return int(text) if re.fullmatch("[0-9]{1,9}", text) else None
 
 
 class Pacer:

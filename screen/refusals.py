@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 from formulas.errors import AccessDenied, HubMisbehaved, HubUnavailable, NotFound, ToolkitError
 
@@ -60,7 +61,7 @@ def _message(exchange: Exchange) -> str:
     if header := exchange.headers.get("X-Error-Message"):
         return header[:300]
     length = exchange.headers.get("Content-Length", "")
-    if not length.isdigit() or int(length) > SMALL_BODY:
+    if not re.fullmatch("[0-9]{1,9}", length) or int(length) > SMALL_BODY:
         return ""
     try:
         body = json.loads(exchange.read(SMALL_BODY))

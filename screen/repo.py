@@ -49,9 +49,14 @@ class Tree(NamedTuple):
 def parse_repo_line(text: str) -> tuple[str, str]:
     """(repo, revision) of `org/name[@rev]`; the revision defaults to `main`. Raises BadInput."""
     repo, at, revision = text.strip().partition("@")
-    if not _REPO.fullmatch(repo) or ".." in repo or (at and not revision):
+    if not is_repo(repo) or (at and not revision):
         raise BadInput(f"repo {text.strip()!r}: expected org/name or org/name@revision, got something else")
     return repo, revision or "main"
+
+
+def is_repo(name: str) -> bool:
+    """Whether this can be the name of a repo, and so a folder's: `org/name`, or one of the first ones, `gpt2`."""
+    return _REPO.fullmatch(name) is not None and ".." not in name
 
 
 def is_commit(revision: str) -> bool:

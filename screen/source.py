@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any, NamedTuple, Protocol
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
@@ -33,6 +33,11 @@ class ModelInfo(BaseModel):
     downloads: int | None = None
     likes: int | None = None
     security: dict[str, Any] | None = Field(None, alias="securityRepoStatus")
+
+    @field_validator("last_modified", "created_at")
+    @classmethod
+    def _in_some_zone(cls, value: datetime | None) -> datetime | None:
+        return value.replace(tzinfo=UTC) if value is not None and value.tzinfo is None else value
 
     @field_validator("private", "disabled", "tags", "card", mode="before")
     @classmethod

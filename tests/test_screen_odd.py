@@ -1,0 +1,176 @@
+"""`screen` met by an unlucky user and by a hostile server: odd endpoints and tokens, answers that are no sense."""
+
+import copy
+import itertools
+import json
+
+import pytest
+from loopback import Loopback, reply
+
+from formulas.console import run
+from screen.cli import app
+from screen.demofiles import Tensor, safetensors_file
+from screen.demorepo import DemoRepo
+
+CONFIG = {"model_type": "llama", "architectures": ["LlamaForCausalLM"]}
+COMMIT = "3f" * 20
+
+
+def weights(seed):
+    parts = ("gate", "up", "down")
+    return safetensors_file([Tensor(f"model.layers.0.mlp.{p}_proj.weight", "BF16", (8, 8)) for p in parts], seed=seed)
+
+
+@pytest.fixture
+def screen(tmp_path, capsys, monkeypatch):
+    """Runs `screen` with a cache of this test's own: (exit code, stdout, stderr)."""
+    monkeypatch.delenv("HF_TOKEN", raising=False)
+
+    def ran(*argv):
+        capsys.readouterr()
+        code = run(app, [*argv, "--cache-dir", str(tmp_path / "cache")])
+        return code, *capsys.readouterr()
+
+    return ran
+
+
+@pytest.mark.parametrize("endpoint", [
+    "ftp://x", "huggingface.co", "http://", "http://[::1", "http://127.0.0.1:99999", "http://127.0.0.1:0",
+    "http://127.0.0.1:1?x=1", "http://127.0.0.1:1#x", "http://exa mple", "http://user:hushhush@127.0.0.1:1",
+    "ftp://user:hushhush@127.0.0.1",
+])  # fmt: skip
+def test_an_endpoint_that_is_none_is_said_and_a_password_in_it_is_not(screen, endpoint):
+    code, out, err = screen("a/b", "--endpoint", endpoint, "--token", "")
+    assert (code, out) == (2, "")
+    assert err.startswith("error: endpoint")
+    assert "hushhush" not in err
+
+
+@pytest.mark.parametrize("endpoint", ["{}/", " {}\n"])
+def test_slashes_and_blanks_around_an_endpoint_do_not_matter(hub, screen, endpoint):
+    server = hub(DemoRepo("a/b", {"model.safetensors": weights(0), "config.json": CONFIG}))
+    assert screen("a/b", "--endpoint", endpoint.format(server.endpoint), "--token", "")[0] == 0
+
+
+@pytest.mark.parametrize("token", ["hf_hush\nhush", "hf_hush\u2603hush", "hf_hush hush"])
+def test_a_token_no_header_can_carry_is_refused_and_not_shown(screen, token):
+    code, out, err = screen("a/b", "--endpoint", "http://127.0.0.1:1", "--token", token, "--json")
+    assert (code, out) == (2, "")
+    assert json.loads(err)["error"]["message"].startswith("token: expected printable ASCII")
+    assert "hush" not in err
+
+
+def page(**fields):
+    return {"id": "a/b", "sha": COMMIT, "lastModified": "2026-08-01T00:00:00.000Z"} | fields
+
+
+def answered(info, headers=None, tree=b"[]", status=200):
+    """What a server says that has one repo, without files."""
+
+    def answer(request):
+        if "/revision/" in request.path:
+            return reply(status, json.dumps(info).encode(), headers)
+        return reply(200, tree, headers)
+
+    return answer
+
+
+def row(screen, answer, *argv):
+    with Loopback(answer) as server:
+        code, out, err = screen("a/b", "--json", "--endpoint", server.url, "--token", "", *argv)
+    [found] = map(json.loads, out.splitlines())
+    assert "Traceback" not in err
+    assert not (found["error"] and found["error"]["code"] == "bug"), found["error"]
+    return code, found
+
+
+@pytest.mark.parametrize("name", ["../../etc", "a/../b", "", "a/b/c", "a/b?x", "/etc/passwd", "a\nb"])
+def test_a_name_the_hub_gives_is_a_repo_s(screen, name):
+    code, found = row(screen, answered(page(id=name)))
+    assert (code, found["error"]["code"]) == (4, "misbehaved")
+
+
+DIGITS = "9" * 5000
+
+
+@pytest.mark.parametrize("headers", [
+    {"RateLimit": f'"api";r=1;t={DIGITS}'}, {"RateLimit": f'"api";r={DIGITS};t=1'},
+    {"RateLimit": '"api";r=5;t=5', "RateLimit-Policy": f'"fixed window";"api";q={DIGITS};w=300'},
+    {"Link": '<http://[::1>; rel="next"'}, {"Link": "<<>>;;=;rel"}, {"Link": '<//x:99999/api/y>; rel="next"'},
+])  # fmt: skip
+def test_headers_that_are_no_sense(screen, headers):
+    code, found = row(screen, answered(page(), headers))
+    assert code in (3, 4)
+    assert found["outcome"] in ("drop", "error")
+
+
+@pytest.mark.parametrize("length", ["\u00b2".encode().decode("latin-1"), DIGITS])
+def test_a_refusal_of_no_readable_length(screen, length):
+    code, found = row(screen, answered({}, {"Content-Length": length, "Connection": "close"}, status=403))
+    assert (code, found["error"]["code"]) == (4, "forbidden")
+
+
+def age(found):
+    return [finding["outcome"] for finding in found["findings"] if finding["gate"] == "age"]
+
+
+@pytest.mark.parametrize("changed", ["2026-08-01", "2026-08-01T00:00:00", "2026-08-01T00:00:00Z"])
+def test_a_time_of_no_zone_can_be_compared(screen, changed):
+    info = page(lastModified=changed)
+    assert age(row(screen, answered(info), "--max-age-days", "1")[1]) == ["reject"]
+    assert age(row(screen, answered(info), "--max-age-days", "9" * 11)[1]) == ["pass"]
+
+
+def test_sizes_beyond_floating_point(screen):
+    assert row(screen, answered(page()), "--max-size", "9" * 400)[0] == 3
+
+
+ODD = (None, True, -1, 0, 10**22, 1e308, float("nan"), "", "x\x1b[31m\ud800", [], [[]], [None, 1], {}, {"a": []})
+QUANTISED = [
+    {"quant_method": "compressed-tensors", "ignore": ["re:.*"], "kv_cache_scheme": {"num_bits": 8, "type": "float"},
+     "config_groups": {"g": {"weights": {"num_bits": 4, "type": "int", "group_size": 32, "strategy": "group"},
+                             "targets": ["Linear"], "input_activations": {"dynamic": False}}}},
+    {"quant_method": "fp8", "weight_block_size": [128, 128], "activation_scheme": "dynamic"},
+    {"quant_method": "gptq", "bits": 4, "group_size": 128, "lm_head": False, "dynamic": {"a": {"bits": 4}}},
+    {"quant_method": "awq", "bits": 4, "group_size": 128, "modules_to_not_convert": ["a"]},
+    {"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION", "quantized_layers": {"a": {"quant_algo": "FP8"}}},
+    {"quant_method": "auto-round", "bits": 4, "extra_config": {"a": {"bits": 16}}},
+    {"quant_method": "quark", "global_quant_config": {"weight": {"dtype": "fp4", "qscheme": "per_group"}}},
+    {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"},
+]  # fmt: skip
+
+
+def places(value, path=()):
+    for key, item in value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ():
+        yield (*path, key)
+        yield from places(item, (*path, key))
+
+
+def changed(document, path, value):
+    copied = place = copy.deepcopy(document)
+    for key in path[:-1]:
+        place = place[key]
+    place[path[-1]] = value
+    return copied
+
+
+def test_no_value_in_a_config_is_a_bug(hub, screen, tmp_path):
+    layered = {**CONFIG, "num_hidden_layers": 1, "layer_types": ["full_attention"], "num_experts": 2,
+               "num_nextn_predict_layers": 1, "rope_parameters": {"rope_type": "yarn", "factor": 4.0},
+               "text_config": {"ple_embedding_dtype": "float8_e4m3fn"}, "vision_config": {"depth": 2}}  # fmt: skip
+    whole = [layered, *({**CONFIG, "quantization_config": quantised} for quantised in QUANTISED)]
+    configs = [changed(config, path, odd) for config in whole for path, odd in itertools.product(places(config), ODD)]
+    texts = [json.dumps(config).encode() for config in configs]
+    deep = b'{"model_type": "llama", "quantization_config": {"quant_method": "fp8", "x": %b}}'
+    texts += [deep % (b"[" * n + b"]" * n) for n in (500, 1_000, 100_000)]
+    texts += [b"", b"null", b"\xef\xbb\xbf{}", b'{"model_type": NaN}', b'{"a": 1e999}', b'{"a": %b}' % (b"9" * 5000)]
+    repos = [DemoRepo(f"f/r{n}", {"model.safetensors": weights(n), "config.json": text})
+             for n, text in enumerate(texts)]  # fmt: skip
+    server, lines = hub(*repos), tmp_path / "repos.txt"
+    lines.write_text("\n".join(repo.name for repo in repos))
+    code, out, _ = screen(str(lines), "--json", "--endpoint", server.endpoint, "--token", "")
+    rows = [json.loads(line) for line in out.splitlines()]
+    assert [found["repo"] for found in rows] == [repo.name for repo in repos]
+    assert {texts[n]: found["error"] for n, found in enumerate(rows) if found["error"]} == {}
+    assert "\x1b" not in screen(str(lines), "--endpoint", server.endpoint, "--token", "")[1]
+    assert code in (0, 3)
