@@ -141,6 +141,33 @@ def test_the_fast_way_and_the_slow_way_agree(document):
         assert fast == slow
 
 
+def as_writers_spell(document):
+    """The text of a header without spaces, its metadata first."""
+    first = sorted(document.items(), key=lambda item: item[0] != "__metadata__") if isinstance(document, dict) else None
+    return json.dumps(dict(first) if first else document, ensure_ascii=False, separators=(",", ":")).encode()
+
+
+CHANGES = [b"", b",", b'"', b"\\", b"{", b"}", b"[", b"]", b":", b"0", b"-", b"1.5", b" ", b"\n", b"\xff", b"\0", b"a"]
+
+
+@given(st.one_of(documents().map(lambda made: made[0]), odd_document), st.data())
+@settings(deadline=None, max_examples=600)
+def test_the_writers_spelling_is_read_as_any_json_is(document, data):
+    text = as_writers_spell(document)
+    if data.draw(st.booleans()):
+        start = data.draw(st.integers(0, len(text)))
+        text = text[:start] + data.draw(st.sampled_from(CHANGES)) + text[start + data.draw(st.integers(0, 2)) :]
+    if (quick := module._as_written(text)) is not None:
+        assert quick == module._as_json(text, "a")
+
+
+def test_the_writers_spelling_is_read_the_quick_way():
+    document = {"__metadata__": {"format": "pt"}, "ä.0": entry("F4", [2, 4], 0, 4), "b": entry("I64", [], 4, 12)}
+    metadata, columns = module._as_written(as_writers_spell(document) + b"  ")
+    assert metadata == {"format": "pt"}
+    assert columns == (["ä.0", "b"], [("F4", (2, 4)), ("I64", ())], [0, 4], [4, 12])
+
+
 @given(odd_document, st.integers(0, 12))
 @settings(deadline=None, max_examples=400)
 @example({"a": entry("F32", [2], 4, 12), "b": entry("F32", [1], 0, 4)}, 12)
