@@ -6,7 +6,7 @@ release (formulas/data/engine_vllm_VERSION.json) or answered live; both have thi
 
     {"engine", "version", "date", "notes", "torch", "architectures": {name: module}, "kv_dtypes": [...],
      "reasons": [text, ...], "sets": [[reason, ...], ...], "orders": [[backend, ...], ...],
-     "rows": [[set or order, by KV dtype], ...],
+     "rows": [[set or order, by KV dtype], ...], "kernels": [[[kernel, ...], [reason or null, ...]], ...],
      "capabilities": {"12.0": {
         "attention": {"head_sizes": {kind: [...]}, "auto": {kind: [row of orders, by head size]},
                       "verdicts": {backend: {kind: [row of sets, by head size]}}},
@@ -94,7 +94,7 @@ def fold_answers(answers: Sequence[Mapping[str, Any]], *, date: str, notes: str 
     versions = {answer["vllm"] for answer in answers}
     if len(versions) != 1:
         raise BadInput(f"engine table: expected answers of one version, got {', '.join(sorted(versions)) or 'none'}")
-    pools = Pools({}, {}, {}, {})
+    pools = Pools({}, {}, {}, {}, {})
     capabilities: dict[str, dict[str, Any]] = {}
     for answer in answers:
         known = capabilities.setdefault(answer["capability"], {"formats": {}})
@@ -107,17 +107,19 @@ def fold_answers(answers: Sequence[Mapping[str, Any]], *, date: str, notes: str 
         "engine": "vllm", "version": versions.pop(), "date": date, "notes": notes, "torch": answers[0]["torch"],
         "kv_dtypes": list(KV_DTYPES), "reasons": list(pools.reasons), "sets": [list(s) for s in pools.sets],
         "orders": [list(order) for order in pools.orders], "rows": [list(row) for row in pools.rows],
+        "kernels": [[[name for name, _ in one], [why for _, why in one]] for one in pools.kernels],
         "architectures": answers[0]["registry"], "capabilities": capabilities,
     }  # fmt: skip
 
 
 class Pools(NamedTuple):
-    """What a table keeps once: reasons, sets of reasons, orders of backends, and rows of either by KV dtype."""
+    """What a table keeps once: reasons, sets of them, orders of backends, rows of either, kernel verdicts."""
 
     reasons: dict[str, int]
     sets: dict[tuple[int, ...], int]
     orders: dict[tuple[str, ...], int]
     rows: dict[tuple[int | None, ...], int]
+    kernels: dict[tuple[tuple[str, int | None], ...], int]
 
 
 def _fold_attention(rows: Sequence[Mapping[str, Any]], pools: Pools) -> dict[str, Any]:
@@ -162,8 +164,8 @@ def _id(reasons: dict[str, int], text: str) -> int:
 def _fold_format(said: Mapping[str, Any], pools: Pools) -> dict[str, Any]:
     linear, moe = picked_kernels(said["kernels"] or {}, set(said["linear"]))
     folded: dict[str, Any] = {
-        "linear": linear, "moe": moe, "linear_verdicts": _ids(said["linear"], pools.reasons),
-        "moe_verdicts": _ids(said["moe"], pools.reasons),
+        "linear": linear, "moe": moe, "linear_verdicts": _verdicts(said["linear"], pools),
+        "moe_verdicts": _verdicts(said["moe"], pools),
     }  # fmt: skip
     for part in ("refused", "experts_refused"):
         if said.get(part) and bool(said["kernels"]) == (part == "experts_refused"):
@@ -171,8 +173,9 @@ def _fold_format(said: Mapping[str, Any], pools: Pools) -> dict[str, Any]:
     return folded
 
 
-def _ids(verdicts: Mapping[str, str | None], reasons: dict[str, int]) -> dict[str, int | None]:
-    return {kernel: None if why is None else _id(reasons, why) for kernel, why in verdicts.items()}
+def _verdicts(verdicts: Mapping[str, str | None], pools: Pools) -> int:
+    ids = tuple((kernel, None if why is None else _id(pools.reasons, why)) for kernel, why in verdicts.items())
+    return pools.kernels.setdefault(ids, len(pools.kernels))
 
 
 def picked_kernels(counts: Mapping[str, int], linear_kernels: set[str]) -> tuple[str | None, str | None]:
@@ -260,7 +263,8 @@ def _kernels(table: Table, capability: str, format: str, part: str, parallel: st
     if said is None:
         return None
     reasons: list[str] = table["reasons"]
-    verdicts: Mapping[str, int | None] = said[f"{part}_verdicts"]
+    names, whys = table["kernels"][said[f"{part}_verdicts"]]
+    verdicts: dict[str, int | None] = dict(zip(names, whys, strict=True))
     accepted = tuple(name for name, why in verdicts.items() if why is None)
     refused = {name: reasons[why] for name, why in verdicts.items() if why is not None}
     words = said.get("refused", said.get("experts_refused") if part == "moe" else None)

@@ -106,7 +106,7 @@ def main(argv: Sequence[str]) -> int:
         notes="flashinfer with its cubins, deep_gemm and humming present",
     )  # fmt: skip
     path = Path(str(files("formulas").joinpath("data", f"engine_vllm_{table['version']}.json")))
-    path.write_text(json.dumps(table, separators=(",", ":"), sort_keys=True) + "\n", encoding="utf-8")
+    path.write_text(json.dumps(table, separators=(",", ":")) + "\n", encoding="utf-8")
     print(f"{path}: {path.stat().st_size} bytes", file=sys.stderr)
     return 0
 

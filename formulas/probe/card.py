@@ -29,7 +29,10 @@ def card(capability: str | None, memory_bytes: int) -> dict:
         from vllm.utils.import_utils import import_pynvml
 
         nvml = import_pynvml()
-        nvml.nvmlInit()
+        try:
+            nvml.nvmlInit()
+        except nvml.NVMLError as error:
+            raise SystemExit(f"no card is found here ({error}); state a capability such as 12.0") from error
         handle = nvml.nvmlDeviceGetHandleByIndex(0)
         capability = "{}.{}".format(*nvml.nvmlDeviceGetCudaComputeCapability(handle))
         name, memory_bytes = nvml.nvmlDeviceGetName(handle), int(nvml.nvmlDeviceGetMemoryInfo(handle).total)

@@ -98,7 +98,8 @@ def listen(heard: Overheard) -> None:
     for found in pkgutil.iter_modules(experts.__path__):
         with contextlib.suppress(Exception):
             __import__(f"{experts.__name__}.{found.name}")
-    for cls in {FusedMoEExperts, *subclasses(FusedMoEExperts)}:
+    kernels = {FusedMoEExperts, *subclasses(FusedMoEExperts)}
+    for cls in {base for kernel in kernels for base in kernel.__mro__}:  # mixins decide, too
         if "is_supported_config" in vars(cls):
             cls.is_supported_config = note(cls.is_supported_config)
 

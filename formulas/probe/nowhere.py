@@ -105,8 +105,11 @@ def nowhere():
         for kernel in KernelRuntime.__subclasses__():
             kernel.__call__ = lambda self, *args, **kwargs: None
     with contextlib.suppress(ImportError):
+        import flashinfer.experimental.b12x._lib.gating as gating
         import flashinfer.quantization.fp4_quantization as fp4
 
+        # It asks torch whether a card is there before it asks which.
+        replace(gating.get_compute_capability, lambda device=None: torch.cuda.get_device_capability())
         replace(fp4.block_scale_interleave, partial(interleaved_scales, torch, fp4._compute_swizzled_layout_sf_size))
     return Nowhere()
 
