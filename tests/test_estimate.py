@@ -1,0 +1,187 @@
+"""Estimates as wholes: what must hold whatever the checkpoint, the card and the options."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from formulas.cards import CARDS, Card, find_card
+from formulas.deployment import Deployment
+from formulas.estimate import Correction, estimate, sentence
+from formulas.facts import Facts
+from formulas.geometry import Geometry, parse_geometry
+from formulas.options import deployment_from, parse_arguments
+from formulas.shipped import checkpoints, coefficients
+
+GIB = 2**30
+FLASH_NEXT = "RadixArk/Qwen3.8-Flash-Next-NVFP4"
+FP8_TABLE = {"text_config": {"ple_embedding_dtype": "float8_e4m3fn"}}
+SMALL = ["Qwen/Qwen3-8B", "openai/gpt-oss-20b", "LiquidAI/LFM2-1.2B#config", "Qwen/Qwen3.5-27B#config",
+         "deepseek-ai/DeepSeek-V3-l4#config", "Qwen/Qwen3-0.6B#config"]  # fmt: skip
+
+
+def told(name, card, **options):
+    return estimate(checkpoints()[name], card, Deployment(**options), coefficients())
+
+
+names = st.sampled_from(SMALL)
+quick = settings(deadline=None, max_examples=20)
+
+
+@quick
+@given(names, st.integers(16, 190), st.integers(1, 40), st.sampled_from([1, 2, 4]), st.sampled_from(["auto", "fp8"]))
+def test_more_memory_never_holds_less(name, gib, more, tp, dtype):
+    small, large = (
+        told(name, Card("given", "9.0", size * GIB, "as given", 0), tp=tp, max_num_seqs=64, kv_cache_dtype=dtype,
+             max_num_batched_tokens=2048, gpu_memory_utilization=0.9)
+        for size in (gib, gib + more)
+    )  # fmt: skip
+    assert small.per_rank.weights_bytes == large.per_rank.weights_bytes
+    assert small.per_rank.available_kv_bytes <= large.per_rank.available_kv_bytes
+    assert 0 <= small.kv.tokens <= large.kv.tokens
+    assert 0 <= small.kv.max_context <= large.kv.max_context
+    assert small.shortfall_bytes >= large.shortfall_bytes >= 0
+    assert not small.fits or large.fits
+
+
+@quick
+@given(names, st.integers(1, 32_000), st.integers(1, 32_000))
+def test_a_longer_request_never_needs_less(name, one, other):
+    short, long = sorted((one, other))
+    few, many = (told(name, find_card("rtx-4090"), max_model_len=length, max_num_seqs=64) for length in (short, long))
+    assert few.kv.needed_bytes <= many.kv.needed_bytes
+    assert few.fits or not many.fits
+
+
+@quick
+@given(names, st.sampled_from(CARDS), st.sampled_from([1, 2]), st.integers(1, 512))
+def test_the_account_adds_up_and_changes_nothing(name, card, tp, rows):
+    facts = checkpoints()[name]
+    asked = Deployment(tp=tp, max_num_seqs=rows)
+    before = facts.model_dump_json(), asked.model_dump_json()
+    answer = estimate(facts, card, asked, coefficients())
+    assert (facts.model_dump_json(), asked.model_dump_json()) == before
+    rank = answer.per_rank
+    assert all(count >= 0 for count in (*rank.by.values(), *rank.mtp_by.values()))
+    assert 0 <= rank.weights_bytes - sum(rank.by.values()) < 0.03 * rank.weights_bytes + 32 * 2**20
+    spent = (rank.weights_bytes, rank.mtp_bytes, rank.activation_bytes, rank.non_torch_bytes, rank.cudagraph_bytes)
+    assert rank.requested_bytes - sum(spent) == rank.available_kv_bytes
+    assert answer.margin_bytes > 0
+    assert rank.total_memory_bytes == card.total_bytes
+
+
+@pytest.mark.parametrize(
+    "config",
+    [{}, {"model_type": "hyena_next", "num_hidden_layers": 4, "hidden_size": 512}, {"model_type": "deepseek_v4"}],
+)
+def test_an_unknown_architecture_is_unknown_and_never_a_number(config):
+    answer = estimate(Facts(geometry=parse_geometry(config)), find_card("h200"), Deployment(), coefficients())
+    assert answer.fits is None
+    assert answer.unmodelled
+    assert answer.per_rank.weights_bytes is answer.per_rank.available_kv_bytes is None
+    assert answer.kv.tokens is answer.kv.max_context is answer.kv.max_concurrency is None
+    assert answer.shortfall_bytes is answer.nearest_fit is None
+    assert "unknown" in sentence(answer)
+
+
+def test_a_reason_from_elsewhere_makes_the_answer_unknown():
+    answer = estimate(
+        checkpoints()["Qwen/Qwen3-8B"], find_card("h200"), Deployment(), coefficients(),
+        unmodelled=("--enable-lora is not modelled",),
+    )  # fmt: skip
+    assert answer.fits is None
+    assert answer.unmodelled == ("--enable-lora is not modelled",)
+
+
+def test_facts_without_a_geometry_are_unknown():
+    answer = estimate(Facts(repo="a/b"), find_card("h200"), Deployment(), coefficients())
+    assert answer.fits is None
+    assert estimate(Facts(geometry=Geometry()), find_card("h200"), Deployment(), coefficients()).fits is None
+
+
+def test_auto_is_the_longest_context_that_fits():
+    card = find_card("l4")
+    auto = told("Qwen/Qwen3-8B", card, max_model_len=-1)
+    assert auto.fits
+    assert auto.deployment["max_model_len"] == auto.kv.max_context == told("Qwen/Qwen3-8B", card).kv.max_context
+    one_more = told("Qwen/Qwen3-8B", card, max_model_len=auto.kv.max_context + 1)
+    assert not one_more.fits
+    assert told("Qwen/Qwen3-8B", find_card("h200"), max_model_len=-1).deployment["max_model_len"] == 40960
+    assert told("Qwen/Qwen3.5-27B#config", card, max_model_len=-1).fits is False
+
+
+WAYS = [
+    ("Qwen/Qwen3-8B", "l4", {}),
+    ("Qwen/Qwen3.5-27B#config", "rtx-5090", {"tp": 2, "mtp": 2}),
+    ("Qwen/Qwen3.5-27B#config", "rtx-4090", {}),
+    (FLASH_NEXT, "rtx-pro-6000", {"mtp": 3}),
+    (FLASH_NEXT, "rtx-pro-5000-72gb", {"tp": 2, "ple": "gpu", "hf_overrides": FP8_TABLE, "max_num_seqs": 16}),
+    (FLASH_NEXT, "h100-80gb", {"mtp": 2}),
+]
+
+
+@pytest.mark.parametrize(("name", "card", "options"), WAYS)
+def test_every_way_offered_fits(name, card, options):
+    answer = told(name, find_card(card), **options)
+    assert answer.fits is False
+    assert answer.ways
+    assert answer.nearest_fit == answer.ways[0].flags
+    base = Deployment(**options)
+    for way in answer.ways:
+        fields = parse_arguments(way.flags.split()).fields
+        changed = deployment_from({**base.model_dump(), **fields})
+        tried = estimate(checkpoints()[name], find_card(card), changed, coefficients())
+        assert tried.fits, way.flags
+        assert tried.per_rank.available_kv_bytes == way.available_kv_bytes
+        assert way.cost
+
+
+def test_no_change_of_a_set_can_be_left_out():
+    answer = told(FLASH_NEXT, find_card("rtx-pro-6000"), mtp=3)
+    sets = [way.flags for way in answer.ways if way.flags.count("--") > 1]
+    assert sets
+    words = sets[0].split()
+    pairs = list(zip(words[::2], words[1::2], strict=True))
+    for left_out in pairs:
+        rest = [word for pair in pairs if pair != left_out for word in pair]
+        changed = deployment_from({"mtp": 3, **parse_arguments(rest).fields})
+        assert not estimate(checkpoints()[FLASH_NEXT], find_card("rtx-pro-6000"), changed, coefficients()).fits
+
+
+def test_the_table_in_host_memory_is_counted_there():
+    card = find_card("95.6GiB", "12.0")
+    here = told(FLASH_NEXT, card, ple="host", hf_overrides=FP8_TABLE, max_num_seqs=16)
+    assert here.per_rank.host_pinned_bytes / GIB == pytest.approx(47.68, abs=0.01)
+    assert here.per_rank.ple_bytes < GIB
+    assert here.per_rank.weights_bytes / GIB == pytest.approx(74.3, abs=0.6)
+    remarks = "\n".join(here.remarks)
+    assert "--mtp would add" in remarks
+    assert "total - PLE is 78.13 GiB" in remarks
+    as_bf16 = {"text_config": {"ple_embedding_dtype": "bfloat16"}}
+    undeclared = told(FLASH_NEXT, card, ple="host", max_num_seqs=16, hf_overrides=as_bf16)
+    assert undeclared.per_rank.host_pinned_bytes == pytest.approx(2 * here.per_rank.host_pinned_bytes, rel=1e-6)
+    assert any("builds it in BF16" in remark for remark in undeclared.remarks)
+    speculating = told(FLASH_NEXT, card, ple="host", hf_overrides=FP8_TABLE, max_num_seqs=16, mtp=1)
+    assert speculating.per_rank.mtp_bytes / GIB == pytest.approx(5.0, abs=0.2)
+    assert not any("total - PLE" in remark for remark in speculating.remarks)
+
+
+def test_many_sequences_off_hopper_widen_the_margin():
+    few, many = (told("Qwen/Qwen3-8B", find_card("rtx-pro-6000"), max_num_seqs=rows) for rows in (512, 1024))
+    assert many.margin_bytes - few.margin_bytes > 8 * GIB
+    assert any("recipes#831" in remark for remark in many.remarks)
+    assert not any("recipes#831" in remark for remark in few.remarks)
+    hopper = told("Qwen/Qwen3-8B", find_card("h200"), max_num_seqs=1024)
+    assert not any("recipes#831" in remark for remark in hopper.remarks)
+
+
+def test_a_correction_moves_every_term_it_read():
+    facts, card, asked = checkpoints()["Qwen/Qwen3-8B"], find_card("h200"), Deployment(max_num_seqs=64)
+    plain = estimate(facts, card, asked, coefficients())
+    taught = Correction(activation=GIB, non_torch=-(2**20), graphs=0, weights=2**20, unexplained=2**25,
+                        source="calibrated by a run", is_own=True)  # fmt: skip
+    moved = estimate(facts, card, asked, coefficients(), correction=taught)
+    assert moved.per_rank.activation_bytes - plain.per_rank.activation_bytes == GIB
+    assert plain.per_rank.available_kv_bytes - moved.per_rank.available_kv_bytes == GIB + 2**25
+    assert moved.margin_bytes < plain.margin_bytes
+    assert moved.calibrated == "calibrated by a run"
+    assert "calibrated by a run" in moved.because["activation"]
