@@ -12,7 +12,7 @@ from .geometry import Attention
 from .kernels import ExpertShape, Tensors, cdiv, expert_refusal, expert_tensors, linear_tensors, up
 from .ngram import table_format, table_is_pinned
 from .place import Built, Place
-from .refusals import Cut, block_refusal, refusals
+from .refusals import Cut, Refusal, block_refusal, refusals
 from .schemes import PLAIN, Kind, Scheme, Weight
 from .sharding import Hold, Part, Rule, rule_for
 from .tensors import DTYPE_BITS
@@ -315,7 +315,7 @@ def _experts(stack: str, members: list[Weight], place: Place, unmodelled: list[s
     biased = any(w.bias for w in members) or any(n.endswith("_bias") for n in by_leaf)
     shape = ExpertShape(count, inter, hidden, gated, biased)
     if reason := expert_refusal(down.scheme, shape, place.runtime):
-        unmodelled.append(reason)
+        unmodelled.append(Refusal(reason))
     return Built(stack, Part.EXPERT, expert_tensors(down.scheme, shape, place.runtime))
 
 
