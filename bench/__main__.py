@@ -30,8 +30,12 @@ def main() -> None:
 def written(row: dict[str, object]) -> str:
     """A row as text: its first value, then each figure with its name."""
     client, rest = row.get("client"), {key: value for key, value in row.items() if key != "client"}
-    figures = ", ".join(f"{key.replace('_', ' ')} {value:,}" for key, value in rest.items())
+    figures = ", ".join(f"{key.replace('_', ' ')} {shown(value)}" for key, value in rest.items())
     return f"{client}: {figures}" if client else figures
+
+
+def shown(value: object) -> str:
+    return f"{value:,}" if isinstance(value, int | float) else str(value)
 
 
 if __name__ == "__main__":

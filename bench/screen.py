@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from bench.stage import timed, tool
 from screen.catalogue import demo_repos
-from screen.demofiles import head_bytes
+from screen.demofiles import INDEX, head_bytes
 from screen.demohub import Traffic
 from screen.demoserve import Address, served
 
@@ -52,11 +52,12 @@ def measure() -> Iterator[dict[str, Any]]:
     yield {"repos": len(REPOS), "shards": len(headers), "header_bytes": sum(headers), "latency_seconds": LATENCY}
     options = [word for repo in REPOS for word in ("--only", repo)] + ["--prepare", "--latency", str(LATENCY)]
     with tempfile.TemporaryDirectory() as folder, served(*options, "--ranges-only") as ranges, served(*options) as hub:
-        first = 0.0
+        first = None
         for client in clients(Path(folder), ranges, hub):
             row = run(client, Path(folder), sum(headers))
-            first = first or row["wall_seconds"]
-            yield row | {"times_as_fast": round(first / row["wall_seconds"], 1)}
+            wall = row.get("wall_seconds")  # none where it failed
+            first = first or wall
+            yield row | {"times_as_fast": round(first / wall, 1) if first and wall else None}
 
 
 def header_lengths() -> list[int]:
@@ -87,17 +88,19 @@ def run(client: Client, work: Path, header_bytes: int) -> dict[str, Any]:
             shutil.rmtree(work / name, ignore_errors=True)
     environment = {"HF_ENDPOINT": client.hub.endpoint, "HF_HOME": str(work / "hf"), "HF_HUB_DISABLE_XET": "1",
                    "HF_HUB_DISABLE_PROGRESS_BARS": "1"}  # fmt: skip
-    before, shards_before = client.hub.counts(), client.hub.counts(".safetensors")
+    before = [client.hub.counts(suffix) for suffix in ("", ".safetensors", INDEX)]
     row = timed([client.argv], environment)
-    spent = difference(before, client.hub.counts())
-    of_shards = difference(shards_before, client.hub.counts(".safetensors"))
+    after = [client.hub.counts(suffix) for suffix in ("", ".safetensors", INDEX)]
+    spent, of_shards, of_indexes = map(difference, before, after)
     read = spent["headers"].body_bytes + of_shards["cdn"].body_bytes
+    indexes = sum(traffic.body_bytes for route, traffic in of_indexes.items() if route in ("cdn", "cache"))
     return {"client": client.name} | row | {
         "hub_requests": sum(traffic.requests for route, traffic in spent.items() if route != "cdn"),
         "cdn_requests": spent["cdn"].requests,
         "header_bytes": read,
         "of_the_headers": round(read / header_bytes, 3),
-        "other_bytes": sum(traffic.body_bytes for traffic in spent.values()) - read,
+        "index_bytes": indexes,
+        "other_bytes": sum(traffic.body_bytes for traffic in spent.values()) - read - indexes,
     }  # fmt: skip
 
 

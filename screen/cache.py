@@ -1,4 +1,4 @@
-"""What was read before: headers by the digest of their file, small files by (repo, commit, path).
+"""What was read before: headers and indexes by the digest of their file, small files by (repo, commit, path).
 
 Both are named by what can never change, so nothing is ever invalid, only damaged or too old to keep:
 
@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import NamedTuple
 from weakref import WeakValueDictionary
 
+from formulas.errors import BadInput
 from formulas.units import GIB, MIB
 
 _VERSION = "v1"
@@ -80,7 +81,7 @@ class Cache:
 
     def holds(self, kind: Kind, key: str) -> bool:
         """Whether there is an entry under this key; only `load` can tell whether it is sound."""
-        return self._path(kind, key).exists()
+        return os.path.exists(self._path(kind, key))  # False, too, for a folder that may not be read
 
     def keep(self, kind: Kind, key: str, content: bytes) -> None:
         """Keeps content for later. A full or read-only disk costs only the cache, never the run: see `broken`."""
@@ -121,10 +122,15 @@ class Cache:
         return Usage(str(self.folder), entries, total, self.limit_bytes, by_kind)
 
     def clear(self) -> Usage:
-        """Removes all entries, nothing else in the folder; what there was."""
+        """Removes all entries, nothing else in the folder; what there was. Raises BadInput."""
         before = self.usage()
-        with contextlib.suppress(FileNotFoundError):
+        try:
             shutil.rmtree(self._root)
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            text = f"cache {self.folder}: expected a folder that can be emptied, got {error.strerror}"
+            raise BadInput(text) from None
         return before
 
     def trim(self) -> None:

@@ -124,7 +124,8 @@ def small_file(known: Known, source: Source, entry: Entry, cost: Cost, cache: Ca
     """A file of a commit, from the cache if it was read before; a folder on this machine has no commit to go by."""
     if not entry.blob.known:
         return source.read_file(known.reads, known.at, entry, cost, SMALL_FILE)
-    key = file_key(known.reads, known.at, entry.path)
+    # Copies share an index by its digest. Other files are asked of each repo: that is how a gated one shows.
+    key = entry.blob.oid if entry.path == INDEX else file_key(known.reads, known.at, entry.path)
     with cache.alone(Kind.FILE, key):
         data = cache.load(Kind.FILE, key)
         if data is None:
