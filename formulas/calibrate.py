@@ -29,6 +29,7 @@ class Point(Document):
     measured: Mapping[str, float]
     rounding: Mapping[str, float] = {}  # half of the last digit, for numbers read off a log
     rank: int = 0
+    stands_in: bool = False  # its facts are the same model's in another format: weights are not compared
     held_out: bool = False  # never used to fit a coefficient
     source: str = ""
 

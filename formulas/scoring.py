@@ -106,6 +106,14 @@ def _tokens(told: Told) -> float | None:
     return None if left is None else plan(case.geometry, case.deployment, int(left), case.facts.quantization).tokens
 
 
+def _tokens_alone(told: Told) -> float | None:
+    return None if told.case.point.stands_in else told.account.plan.tokens
+
+
+def _available(told: Told) -> float | None:
+    return None if told.case.point.stands_in else told.account.budget.available.bytes
+
+
 def _census(told: Told, *, without: Iterable[tuple[Stack | None, Role | None]] = ()) -> float | None:
     if told.case.facts.census is None:
         return None
@@ -182,10 +190,9 @@ FORMULAS: tuple[Formula, ...] = (
             "config, max_num_seqs"),
     Formula("tokens: planned from the bytes left", "kv_tokens", _tokens, "config"),
     Formula("tokens: bytes left / full attention", "kv_tokens", _plain_tokens, "config"),
-    Formula("tokens: nothing measured", "kv_tokens", lambda told: told.account.plan.tokens, "header or config"),
+    Formula("tokens: nothing measured", "kv_tokens", _tokens_alone, "header or config"),
     Formula("block size", "block_size", lambda told: told.account.plan.block_size, "config"),
-    Formula("KV pool: what is left (an identity of the terms)", "available_kv",
-            lambda told: told.account.budget.available.bytes, "header or config"),
+    Formula("KV pool: what is left (an identity of the terms)", "available_kv", _available, "header or config"),
 )  # fmt: skip
 """Every formula, ours and the ones people use. Order is the order of the report."""
 
@@ -209,6 +216,8 @@ def score(cases: Iterable[Case], formulas: Iterable[Formula] = FORMULAS) -> list
 
 
 def _why(told: Told) -> str:
+    if told.case.point.stands_in:
+        return "the facts at hand are of another format of this model: only its cache is compared"
     reasons = told.held.unmodelled
     return "; ".join(reasons[:2]) or "the facts do not hold what this formula needs"
 
