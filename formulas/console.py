@@ -7,6 +7,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from math import isfinite
 from typing import Any
 
@@ -28,9 +29,19 @@ class MainCommandGroup(TyperGroup):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         own = {option for param in self.params for option in param.opts}
-        if args and args[0].startswith("-") and args[0] not in own | {"--help"}:
-            args = ["run", *args]
+        if args and args[0].startswith("-") and args[0] not in own.union(ctx.help_option_names):
+            args = self._named(ctx, args)
         return list(super().parse_args(ctx, args))
+
+    def _named(self, ctx: Any, args: list[str]) -> list[str]:
+        """The words after options of the main command with their command first: `screen --json show X` is a `show`."""
+        options = [param for param in self.commands["run"].params if param.param_type_name == "option"]
+        valued = {name for param in options if not getattr(param, "is_flag", False) for name in param.opts}
+        for at, (before, word) in enumerate(pairwise(["", *args])):
+            if before not in valued and (word == "-" or not word.startswith("-")):
+                named = self.get_command(ctx, word) is not None
+                return [word, *args[:at], *args[at + 1 :]] if named else ["run", *args]
+        return ["run", *args]
 
 
 def application(name: str, help: str) -> typer.Typer:

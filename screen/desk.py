@@ -15,7 +15,9 @@ from pathlib import Path
 
 from tqdm import tqdm
 
+from formulas.console import message
 from formulas.errors import BadInput
+from formulas.units import MIB, human
 
 from .cache import Cache
 from .hub import Hub, connect
@@ -60,19 +62,21 @@ class Desk:
     def _lines(self, source: str) -> Iterator[Line]:
         path = Path(source)
         if source == "-":
-            yield from self._listed(sys.stdin.read())
-        elif path.is_dir() or path.suffix == ".safetensors":
+            yield from self._listed(_stdin())
+        elif os.path.isdir(source) or path.suffix == ".safetensors":
             local = Local(path)
             yield Line(local.repo, local.commit, local)
-        elif path.is_file():
+        elif os.path.exists(source):  # a pipe, too: `screen <(grep ...)`
             yield from self._listed(read_text(path))
+        elif source[:1] in ("", "/", ".", "~") or path.suffix in _LISTS:
+            raise BadInput(f"{source!r}: expected a file of repo lines, a repo or a folder, got nothing there")
         else:
             repo, revision = parse_repo_line(source)
             yield Line(repo, revision, self.hub)
 
     def _listed(self, text: str) -> Iterator[Line]:
         """A line of a file that names no repo is a row of its own: the other lines are screened."""
-        for written in text.splitlines():
+        for written in text.removeprefix("\ufeff").splitlines():
             if not (named := written.partition("#")[0].strip()):
                 continue
             try:
@@ -102,7 +106,10 @@ def opened(
             cache_dir = cache_dir or Path(ending.enter_context(tempfile.TemporaryDirectory(ignore_cleanup_errors=True)))
         desk = Desk(lambda: connect(endpoint, token, on_event=_show_wait))
         ending.callback(desk.close)
-        yield desk, Cache(cache_dir or default_cache_dir()), names
+        cache = Cache(cache_dir or default_cache_dir())
+        yield desk, cache, names
+        if cache.broken:
+            message(f"cache {cache.broken}; what was read is not kept, the next run reads it again")
 
 
 def default_cache_dir() -> Path:
@@ -119,8 +126,27 @@ def _show_wait(wait: Wait) -> None:
     tqdm.write(f"{wait.origin}: waiting {wait.seconds:.0f} s, {wait.because}", file=sys.stderr)
 
 
+_LISTS = (".txt", ".list", ".lst", ".csv", ".tsv", ".md", ".json", ".jsonl", ".toml", ".yaml", ".yml")
+_LIST_CAP = 64 * MIB  # of a file of lines or of a policy; a checkpoint named by mistake is not read
+
+
 def read_text(path: Path) -> str:
+    """A text file in UTF-8, its byte order mark left out. Raises BadInput."""
     try:
-        return path.read_text()
-    except (OSError, UnicodeDecodeError) as error:
-        raise BadInput(f"{path}: expected a text file, got {error}") from None
+        with path.open("rb") as file:
+            data = file.read(_LIST_CAP + 1)
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise BadInput(f"{path}: expected a text file in UTF-8, got other bytes at byte {error.start}") from None
+    except OSError as error:
+        raise BadInput(f"{path}: expected a text file, got {error.strerror}") from None
+    if len(data) > _LIST_CAP:
+        raise BadInput(f"{path}: expected a text file of at most {human(_LIST_CAP)}, got more")
+    return text
+
+
+def _stdin() -> str:
+    try:
+        return sys.stdin.read()
+    except UnicodeDecodeError as error:
+        raise BadInput(f"-: expected repo lines in UTF-8, got other bytes at byte {error.start}") from None

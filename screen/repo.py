@@ -50,7 +50,10 @@ def parse_repo_line(text: str) -> tuple[str, str]:
     """(repo, revision) of `org/name[@rev]`; the revision defaults to `main`. Raises BadInput."""
     repo, at, revision = text.strip().partition("@")
     if not is_repo(repo) or (at and not revision):
-        raise BadInput(f"repo {text.strip()!r}: expected org/name or org/name@revision, got something else")
+        raise BadInput(
+            f"repo {text.strip()!r:.200}: expected org/name or org/name@revision, got something else",
+            hint="of a page's address, only the org/name after the host" if "://" in text else None,
+        )
     return repo, revision or "main"
 
 

@@ -1,8 +1,11 @@
 """`screen` met by an unlucky user and by a hostile server: odd endpoints and tokens, answers that are no sense."""
 
 import copy
+import io
 import itertools
 import json
+import os
+import threading
 
 import pytest
 from loopback import Loopback, reply
@@ -174,3 +177,81 @@ def test_no_value_in_a_config_is_a_bug(hub, screen, tmp_path):
     assert {texts[n]: found["error"] for n, found in enumerate(rows) if found["error"]} == {}
     assert "\x1b" not in screen(str(lines), "--endpoint", server.endpoint, "--token", "")[1]
     assert code in (0, 3)
+
+
+def small(hub):
+    return hub(DemoRepo("a/b", {"model.safetensors": weights(0), "config.json": CONFIG}))
+
+
+def test_a_list_as_windows_writes_it(hub, screen, tmp_path):
+    lines = tmp_path / "repos.txt"
+    lines.write_bytes(b"\xef\xbb\xbfa/b\r\n\r\n\t a/none\t# gone\r\n  # nothing\r\na/b@main\r\n")
+    code, out, _ = screen(str(lines), "--json", "--endpoint", small(hub).endpoint, "--token", "")
+    rows = [json.loads(line) for line in out.splitlines()]
+    outcomes = [(found["repo"], found["outcome"]) for found in rows]
+    assert outcomes == [("a/b", "keep"), ("a/none", "error"), ("a/b", "drop")]
+    assert code == 4
+
+
+def test_a_list_through_a_pipe(hub, screen, tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    writer = threading.Thread(target=pipe.write_text, args=("a/b\n",))
+    writer.start()
+    assert screen(str(pipe), "--endpoint", small(hub).endpoint, "--token", "")[0] == 0
+    writer.join()
+
+
+@pytest.mark.parametrize(("source", "said"), [
+    ("", "nothing there"), ("nofile.txt", "nothing there"), ("./nofile", "nothing there"), ("/no", "nothing there"),
+    ("gone.safetensors", "nothing there"), ("https://huggingface.co/a/b", "only the org/name after the host"),
+    ("a" * 300 + "/x y", "expected org/name"), ("/dev/null", "no candidate"), ("bytes", "in UTF-8"),
+    ("long", "at most 64.0 MiB"),
+])  # fmt: skip
+def test_a_source_that_is_none(screen, tmp_path, monkeypatch, source, said):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "bytes").write_bytes(b"a/b\n\xff\xfe")
+    with (tmp_path / "long").open("wb") as file:
+        file.truncate(2**40)  # a checkpoint named by mistake
+    code, out, err = screen(source, "--endpoint", "http://127.0.0.1:1", "--token", "")
+    assert (code, out) == (2, "")
+    assert said in err
+
+
+def test_a_name_too_long_for_a_file_is_asked_of_the_hub(hub, screen):
+    code, out, _ = screen("a" * 5000, "--json", "--endpoint", small(hub).endpoint, "--token", "")
+    assert (code, json.loads(out)["outcome"]) == (4, "error")
+
+
+def test_stdin_in_another_encoding(screen, monkeypatch):
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"a/b\n\xff"), encoding="utf-8"))
+    code, _, err = screen("-", "--endpoint", "http://127.0.0.1:1", "--token", "")
+    assert (code, "in UTF-8" in err) == (2, True)
+
+
+@pytest.mark.parametrize("argv", [
+    ["--json", "show", "a/b"], ["--token", "", "--json", "show", "a/b"], ["--cache-dir", "show", "a/b", "--json"],
+    ["--json", "--", "a/b"], ["--json", "a/b", "show/me"],
+])  # fmt: skip
+def test_options_may_come_before_the_command(hub, tmp_path, capsys, monkeypatch, argv):
+    monkeypatch.chdir(tmp_path)
+    run(app, ["--token", "", "--endpoint", small(hub).endpoint, *argv])
+    repos = [json.loads(line)["repo"] for line in capsys.readouterr().out.splitlines()]
+    assert repos == [word for word in argv if word.count("/") == 1]
+
+
+def test_both_spellings_of_help_are_one(screen, capsys):
+    assert run(app, ["-h"]) == run(app, ["--help"]) == 0
+    out = capsys.readouterr().out
+    assert out[: len(out) // 2] == out[len(out) // 2 :]
+
+
+def test_a_cache_that_cannot_be_written_costs_the_cache_only_and_is_said(hub, tmp_path, capsys):
+    file = tmp_path / "file"
+    file.write_text("mine")
+    where = ["--endpoint", small(hub).endpoint, "--token", "", "--cache-dir", str(file)]
+    assert run(app, ["a/b", *where]) == 0
+    assert f"cache {file}: Not a directory; what was read is not kept" in capsys.readouterr().err
+    assert run(app, ["cache", "--clear", "--cache-dir", str(file)]) == 2
+    assert "expected a folder that can be emptied" in capsys.readouterr().err
+    assert file.read_text() == "mine"
