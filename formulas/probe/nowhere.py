@@ -89,9 +89,16 @@ def nowhere():
         fp8_utils.requant_weight_ue8m0_inplace = lambda *args, **kwargs: None
     torch.cuda.device = lambda device: contextlib.nullcontext()
     major, minor = torch.cuda.get_device_capability()
+    card = torch.cuda.get_device_properties()  # Humming reads its own; bandwidth and speed tune, they decide no bytes
+    smem = card.shared_memory_per_block_optin
     stated = types.SimpleNamespace(
-        index=0, name="stated", is_ppu=False, sm_major=major, sm_minor=minor, sm_version=major * 10 + minor
-    )
+        index=0, name="stated", is_ppu=False, sm_major=major, sm_minor=minor, sm_version=major * 10 + minor,
+        sm_count=card.multi_processor_count, max_threads_per_block=1024, max_threads_per_sm=2048,
+        max_registers_per_sm=65536, l2_cache_size=card.L2_cache_size, l2_cache_size_mb=card.L2_cache_size / 2**20,
+        l1_cache_size=smem, l1_cache_size_kb=smem / 1024, default_smem_size=48 << 10, max_smem_size=smem,
+        max_smem_size_kb=smem / 1024, memory_clock_khz=2_600_000, memory_bus_width=5120, sm_clock_khz=1_980_000,
+        memory_bandwidth_gbps=3350.0, tensorcore_tops={},
+    )  # fmt: skip
     sys.modules["humming._device_info"] = types.SimpleNamespace(_DeviceInfo=lambda index: stated)
     with contextlib.suppress(ImportError):
         from humming.device import DeviceInfo
