@@ -248,9 +248,9 @@ def formats(table: Table, capability: str) -> tuple[str, ...]:
     return tuple(_capability(table, capability)["formats"]["tp"])
 
 
-def linear_gates(table: Table, capability: str, format: str) -> KernelGate | None:
-    """Linear kernels for one format on this card; None where the table was not asked about it."""
-    return _kernels(table, capability, format, "linear", "tp")
+def linear_gates(table: Table, capability: str, format: str, *, parallel: str = "tp") -> KernelGate | None:
+    """Linear kernels for one format on this card, "tp" or "without LIBRARY"; None where the table was not asked."""
+    return _kernels(table, capability, format, "linear", parallel)
 
 
 def moe_gates(table: Table, capability: str, format: str, *, parallel: str = "tp") -> KernelGate | None:

@@ -7,6 +7,8 @@ the same flag has none. Pure.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 
@@ -120,3 +122,15 @@ def ignored_flags(version: str) -> tuple[IgnoredFlag, ...]:
     """The rows that were read in this version's source; empty where none was read."""
     minor = re.match(r"\d+\.\d+", version)
     return tuple(row for row in FLAGS if minor and minor.group() in row.versions)
+
+
+def obeyed_otherwise(words: Iterable[str], version: str) -> list[str]:
+    """What becomes of those options among command line words that this release is known to ignore or rewrite."""
+    given = [part for word in words for part in (word.split("=", 1) if word.startswith("-") else (word,))]
+    pairs = {(flag, value) for flag, value in pairwise([*given, ""]) if flag.startswith("-")}
+    found = []
+    for row in ignored_flags(version):
+        flag, _, value = row.flag.partition(" ")
+        if any(flag == chosen and value in ("", given) for chosen, given in pairs):
+            found.append(f"{row.flag} becomes {row.becomes}; when: {row.when} (vllm {row.source})")
+    return found

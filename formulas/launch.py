@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from .box import Host, Seat
 from .demands import Seating
 from .facts import Facts
-from .flags import ignored_flags
+from .flags import obeyed_otherwise
 from .options import serve_arguments
 from .units import GIB, MIB, human
 
@@ -93,19 +93,8 @@ def cautions(seat: Seat, seating: Seating, table_bytes: int) -> tuple[str, ...]:
             if seat.deployment.dp > 1
             else f"without {ALLOCATOR} torch pins {pinned} a rank for a table of {table}"
         )
-    return (*found, *ignored(seat))
-
-
-def ignored(seat: Seat) -> list[str]:
-    """What becomes of flags the seat gives that its release is known to ignore or rewrite, and when."""
-    given = [*serve_arguments(seat.deployment), *(part for word in seat.words for part in word.split("=", 1))]
-    pairs = {(flag, value) for flag, value in zip(given, [*given[1:], ""], strict=True) if flag.startswith("-")}
-    found = []
-    for row in ignored_flags(seat.deployment.version):
-        flag, _, value = row.flag.partition(" ")
-        if any(flag == chosen and value in ("", given) for chosen, given in pairs):
-            found.append(f"{row.flag} becomes {row.becomes}; when: {row.when} (vllm {row.source})")
-    return found
+    given = (*serve_arguments(seat.deployment), *seat.words)
+    return (*found, *obeyed_otherwise(given, version))
 
 
 def rounded(size: int) -> int:

@@ -46,16 +46,21 @@ def _lines(*names: str) -> list[str]:
 @cache
 def engine_table(version: str) -> Mapping[str, Any]:
     """What that vLLM release accepts on each card (formulas/engines.py reads it). BadInput where no table ships."""
-    path = files("formulas").joinpath("data", f"engine_vllm_{version}.json")
-    if not path.is_file():
-        names = (file.name for file in files("formulas").joinpath("data").iterdir())
-        known = sorted(name[12:-5] for name in names if name.startswith("engine_vllm_"))
+    if version not in engine_tables():
+        known = ", ".join(engine_tables())
         raise BadInput(
-            f"vllm {version}: expected a release with a shipped table ({', '.join(known)}); its gates are unknown",
+            f"vllm {version}: expected a release with a shipped table ({known}); its gates are unknown",
             hint="ask that engine itself: --engine-python PATH",
         )
-    table: Mapping[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    table: Mapping[str, Any] = json.loads(_text(f"engine_vllm_{version}.json"))
     return table
+
+
+@cache
+def engine_tables() -> tuple[str, ...]:
+    """The vLLM releases whose tables ship."""
+    names = (file.name for file in files("formulas").joinpath("data").iterdir())
+    return tuple(sorted(name[len("engine_vllm_") : -len(".json")] for name in names if name.startswith("engine_vllm_")))
 
 
 @cache

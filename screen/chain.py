@@ -25,7 +25,7 @@ from .policy import Policy
 from .readme import Card
 from .repo import Entry, Tree
 from .shards import INDEX, Index, Problem, ShardSet
-from .target import Target
+from .target import Engine, Target
 
 
 @enum.unique
@@ -141,6 +141,7 @@ class Criteria(NamedTuple):
     like: Facts | None = None
     card: bool = False  # whether notes on what its card states are wanted
     target: Target | None = None  # graphics cards it must fit
+    engine: Engine | None = None  # an engine on such cards, which must take it
 
     @property
     def reads_card(self) -> bool:

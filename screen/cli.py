@@ -17,9 +17,10 @@ from tqdm import tqdm
 
 from formulas.console import INTERRUPTED, NO, PARTLY, YES, application, data, json_line, message, run
 from formulas.console import report as tell
+from formulas.engines import formats
 from formulas.errors import BadInput, ToolkitError
 from formulas.facts import Facts
-from formulas.shipped import coefficients
+from formulas.shipped import coefficients, engine_registries, engine_table, engine_tables
 from formulas.units import MIB, human
 
 from . import report
@@ -33,7 +34,7 @@ from .policy import KEYS, Policy, parse_policy
 from .repo import Entry
 from .sides import read_and_compare
 from .survey import survey
-from .target import parse_target
+from .target import Engine, Target, parse_target
 from .transport import Cost
 
 app = application("screen", "A shortlist of checkpoints, from what their headers say: no weights are downloaded. "
@@ -100,7 +101,14 @@ def run_command(
     like: Annotated[str | None, typer.Option(help="reference checkpoint: report tensors it does not have")] = None,
     fits: Annotated[str | None, typer.Option(metavar="CARD:N", help="cards it must fit, by the arithmetic of `fit`; "
                     "options of the engine may follow: 'h200:2 --mtp 2'")] = None,
-    context: Annotated[str | None, typer.Option(metavar="TOKENS", help="with --fits: the context to hold")] = None,
+    on: Annotated[str | None, typer.Option(metavar="CARD:N", help="cards an engine must run it on: kernels, attention "
+                  "backends, ranks; options of the engine may follow, as with --fits")] = None,
+    context: Annotated[str | None, typer.Option(metavar="TOKENS", help="the context it must hold, on the cards of "
+                       "--fits or --on")] = None,
+    engine: Annotated[str | None, typer.Option(metavar="vllm==V", help="that release of the engine [0.33.0]")] = None,
+    kv_cache_dtype: Annotated[str | None, typer.Option(metavar="DTYPE", help="the engine's option")] = None,
+    enable_expert_parallel: Annotated[bool, typer.Option("--enable-expert-parallel", help="the engine's option")]
+    = False,
     card: WithCard = False,
     quants_of: QuantsOf = None, relation: Kinship = Relation.QUANTIZED, search: Search = None, author: Author = None,
     tag: Tags = None, since: Since = None, limit: Limit = 100,
@@ -120,9 +128,13 @@ def run_command(
         raise BadInput("--json, --csv, --markdown: expected one form of output, got several")
     text = read_text(policy) if policy else ""
     wanted = parse_policy(text, name=str(policy), flags=flags)
-    target = parse_target(fits, context, coefficients()) if fits else None
-    if context and not fits:
-        raise BadInput("--context: expected --fits CARD:N with it, got none")
+    given = _engine_words(engine=engine, kv_cache_dtype=kv_cache_dtype, enable_expert_parallel=enable_expert_parallel)
+    if (context or given) and not (fits or on):
+        raise BadInput(f"{'--context' if context else given[0]}: expected --fits or --on CARD:N with it, got none")
+    target = parse_target(fits, context, coefficients(), more=given) if fits else None
+    run_on = _engine_on(parse_target(on, context, coefficients(), flag="--on", more=given)) if on else None
+    if run_on and context and not fits:
+        target = run_on.target
     query = Query(quants_of, relation, search, author, tuple(tag or ()), since and since.date(), limit)
     if save_list and not query.asks:
         raise BadInput("--save-list: expected something to look for (--quants-of, --search, --author, --tag), got none")
@@ -140,8 +152,10 @@ def run_command(
             raise BadInput("SOURCE: expected a file of repo lines, -, a repo or a folder, got no candidate")
         reference = _facts_of(like, desk, cache) if like else None
         judged = []
-        criteria = Criteria(wanted, datetime.now(UTC), reference, card, target)
-        for item in _watched(survey(lines, criteria, cache), len(lines), quiet):
+        criteria = Criteria(wanted, datetime.now(UTC), reference, card, target, run_on)
+        deployed = run_on.target if run_on else target
+        overrides = deployed.deployment.hf_overrides if deployed else {}
+        for item in _watched(survey(lines, criteria, cache, overrides), len(lines), quiet):
             judged.append(item)
             if as_json:
                 json_line(item.verdict.model_dump(mode="json"))
@@ -245,6 +259,27 @@ def exit_code(verdicts: Sequence[Verdict]) -> int:
     """4 if any repo could not be judged, else 0 if any is kept, else 3."""
     outcomes = {verdict.outcome for verdict in verdicts}
     return PARTLY if "error" in outcomes else YES if "keep" in outcomes else NO
+
+
+def _engine_words(**given: str | bool | None) -> tuple[str, ...]:
+    """Options of the engine as its own command line has them."""
+    words = []
+    for name, value in given.items():
+        flag = f"--{name.replace('_', '-')}"
+        words += [flag] if value is True else [flag, str(value)] if value else []
+    return tuple(words)
+
+
+def _engine_on(target: Target) -> Engine:
+    """What the release says of itself on those cards. Raises BadInput for a card its table does not know."""
+    version, capability = target.deployment.version, target.deployment.capability
+    if capability is None:
+        raise BadInput(f"--on {target.card.name}: expected a card whose compute capability is known, got none; "
+                       "pass it: --on '71.2GiB:2 --capability 12.0'")  # fmt: skip
+    table = engine_table(version) if version in engine_tables() else None
+    if table is not None:
+        formats(table, capability)
+    return Engine(target, table, engine_registries())
 
 
 def _watched(items: Iterator[Judged], count: int, quiet: bool) -> Iterator[Judged]:

@@ -16,7 +16,7 @@ def fits(known: Known, criteria: Criteria) -> Iterator[Answer]:
     if target is None or known.facts is None:
         return
     found = estimate(known.facts, target.card, target.deployment, target.coefficients, unmodelled=target.unmodelled)
-    limit = f"{target.card.name} x {target.deployment.tp * target.deployment.pp * target.deployment.dp}"
+    limit = target.name
     left = found.per_rank.available_kv_bytes
     observed = {"available_kv_bytes": left, "max_context": found.kv.max_context, "margin_bytes": found.margin_bytes}
     if found.fits is None:
@@ -39,5 +39,5 @@ def _margin(found: Estimate) -> str:
 
 GATES: tuple[Gate, ...] = (
     Gate("fits", Evidence.HEADERS, Source.HEADER, fits, "headers and config through the arithmetic of `fit`, where "
-         "--fits names cards"),
+         "--fits names cards (or --on does, with --context)"),
 )  # fmt: skip

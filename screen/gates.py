@@ -11,7 +11,7 @@ from datetime import UTC, datetime, timedelta
 
 from formulas.units import human
 
-from . import card, contents, fits, loadable
+from . import card, contents, fits, loadable, on
 from .chain import CONFIG_FILES, Criteria, Evidence, Gate, Known
 from .findings import Answer, Outcome, Source, among, note, passed, reject, some, unknown
 from .flat import flat
@@ -243,7 +243,9 @@ GATES: tuple[Gate, ...] = (
          ("methods", "deny_methods")),
     Gate("declared-experts", CONFIG, Source.CONFIG, declared_experts, "config.json: experts a layer", ("experts",)),
     *card.GATES,
+    *on.DECLARED,
     *contents.GATES,
     *loadable.GATES,
+    *on.STORED,
     *fits.GATES,
 )  # fmt: skip
