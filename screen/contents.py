@@ -52,6 +52,13 @@ def experts(known: Known, criteria: Criteria) -> Iterator[Answer]:
         yield passed(f"{found} experts in each of {seen.layers} layers", found, reference or seen.declared)
 
 
+def empty(known: Known, criteria: Criteria) -> Iterator[Answer]:
+    """Files that are sound and hold nothing."""
+    facts = known.facts
+    if facts is not None and facts.tensor_bytes == 0:
+        yield reject(f"the headers name {facts.tensors} tensors, of no bytes: there is no model in them", 0, 1)
+
+
 def dtypes(known: Known, criteria: Criteria) -> Iterator[Answer]:
     census = known.facts.census if known.facts else None
     seen = None if census is None else [cell.dtype for cell in census if cell.stack is Stack.MAIN]
@@ -127,7 +134,8 @@ def complete(shards: ShardSet, promise: str) -> Answer:
     """Whether every promised shard is there."""
     missing, found = shards.missing, len(shards.shards)
     if missing:
-        text = f"{len(missing)} shards that {promise} are missing: {some(missing)}"
+        verb = "shards are" if len(missing) > 1 else "shard is"
+        text = f"{len(missing)} {verb} missing that {promise}: {some(missing)}"
         return reject(text, found, found + len(missing), Source.TREE)
     return passed(f"every shard is there that {promise}", found)
 
@@ -231,6 +239,7 @@ GATES: tuple[Gate, ...] = (
     Gate("index-files", HEADERS, Source.CONFIG, index_files, "the files the index names, against the tree"),
     Gate("beside", HEADERS, Source.TREE, beside, "safetensors files that neither index nor names count as weights"),
     Gate("index", HEADERS, HEADER, index, "tensors by shard, against the index", ("unindexed",)),
+    Gate("empty", HEADERS, HEADER, empty, "bytes of all tensors"),
     Gate("experts", HEADERS, HEADER, experts, "experts counted in every layer, against config, policy and reference",
          ("experts",)),
     Gate("dtypes", HEADERS, HEADER, dtypes, "dtypes of the main stack", ("dtypes", "deny_dtypes")),

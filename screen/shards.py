@@ -17,6 +17,7 @@ from .repo import Entry, Tree, check_path
 INDEX = "model.safetensors.index.json"
 
 _NUMBERED = re.compile(r"(?P<stem>.+)-(?P<part>[0-9]{5,6})-of-(?P<parts>[0-9]{5,6})\.safetensors")
+_MOST_LOST = 100_000
 _COPY = re.compile(r"consolidated[\w.\-]*\.safetensors|.+\.(?:fp16|fp32|bf16|non_ema)\.safetensors")
 _ADAPTER = re.compile(r"(?:adapter_model|.*lora[\w.\-]*)\.safetensors", re.IGNORECASE)
 
@@ -158,7 +159,8 @@ def _placed_elsewhere(
 
 
 def _unnumbered(paths: Iterable[str]) -> list[str]:
-    """Names that `-00001-of-00003` promises and the paths lack; a few writers count from 0."""
+    """Names that `-00001-of-00003` promises and the paths lack; a few writers count from 0. Of names that promise
+    more than any model has, not all."""
     sets: dict[tuple[str, str], dict[int, str]] = defaultdict(dict)
     for path in paths:
         if match := _NUMBERED.fullmatch(path):
@@ -168,6 +170,8 @@ def _unnumbered(paths: Iterable[str]) -> list[str]:
         first, width = (0 if 0 in have else 1), len(next(iter(have.values())))
         numbers = range(first, first + min(int(parts), 99_999))
         lost += [f"{stem}-{part:0{width}}-of-{parts}.safetensors" for part in numbers if part not in have]
+        if len(lost) >= _MOST_LOST:
+            break
     return lost
 
 

@@ -6,6 +6,7 @@ import itertools
 import json
 import os
 import threading
+import time
 
 import pytest
 from loopback import Loopback, reply
@@ -255,3 +256,95 @@ def test_a_cache_that_cannot_be_written_costs_the_cache_only_and_is_said(hub, tm
     assert run(app, ["cache", "--clear", "--cache-dir", str(file)]) == 2
     assert "expected a folder that can be emptied" in capsys.readouterr().err
     assert file.read_text() == "mine"
+
+
+def test_files_that_hold_nothing_are_no_model(hub, screen):
+    hollow = safetensors_file([Tensor("a", "BF16", (0, 4))])
+    server = hub(DemoRepo("a/hollow", {"model.safetensors": hollow, "config.json": CONFIG}),
+                 DemoRepo("a/none", {"model.safetensors": safetensors_file([]), "config.json": CONFIG}))  # fmt: skip
+    code, out, _ = screen("a/hollow", "a/none", "--json", "--endpoint", server.endpoint, "--token", "")
+    rejected = [finding["gate"] for line in out.splitlines() for finding in json.loads(line)["findings"]
+                if finding["outcome"] == "reject"]  # fmt: skip
+    assert (code, rejected) == (3, ["empty", "empty"])
+
+
+def test_names_that_promise_a_hundred_million_shards(hub, screen):
+    files = {f"a{n}-00001-of-99999.safetensors": weights(0) for n in range(900)}
+    began = time.monotonic()
+    code, out, _ = screen("a/b", "--json", "--endpoint", hub(DemoRepo("a/b", files)).endpoint, "--token", "")
+    assert (code, json.loads(out)["outcome"]) == (3, "drop")
+    assert time.monotonic() - began < 20
+
+
+@pytest.mark.parametrize("stem", ["a b", "a%2Fb", "mödel ☃#?&+=", "'\"<>"])
+def test_every_file_name_is_asked_for_as_it_is(hub, screen, stem):
+    server = hub(DemoRepo("a/b", {f"{stem}.safetensors": weights(0), "config.json": CONFIG}))
+    code, out, _ = screen("a/b", "--json", "--endpoint", server.endpoint, "--token", "")
+    assert (code, json.loads(out)["facts"]["tensors"]) == (0, 3)
+
+
+# `screen --json`, key by key: the types a value may have; a list or an object of one is of all its items.
+NONE, TEXT, WHOLE, TRUTH = type(None), str, int, bool
+FINDING = {"gate": (TEXT,), "outcome": ("pass", "reject", "unknown", "note"), "observed": (), "limit": (),
+           "source": ("api", "card", "tree", "config", "header", "engine"), "because": (TEXT,)}  # fmt: skip
+CELL = {"stack": ("main", "mtp", "vision", "audio"), "role": (TEXT,), "dtype": (TEXT,), "tensors": (WHOLE,),
+        "elements": (WHOLE,), "bytes": (WHOLE,)}  # fmt: skip
+FACTS = {
+    "tensor_bytes": (WHOLE, NONE), "file_bytes": (WHOLE,), "shards": (WHOLE,), "tensors": (WHOLE, NONE),
+    "architecture": (TEXT, NONE), "model_type": (TEXT, NONE), "census": ([CELL], NONE),
+    "quantization": ({"method": (TEXT, NONE), "format": (TEXT, NONE), "ignore": (["*"],),
+                      "kv_cache_dtype": (TEXT, NONE)}, NONE),
+    "experts": ({"declared": (WHOLE, NONE), "found": (WHOLE, NONE), "layers": (WHOLE, NONE), "uneven": (dict,)}, NONE),
+    "mtp": ({"declared": (WHOLE, NONE), "tensors": (WHOLE, NONE), "bytes": (WHOLE, NONE), "dtypes": (dict,)}, NONE),
+    "ple": ({"kind": ("none", "ngram", "engram", "per_layer"), "tensors": (WHOLE, NONE), "bytes": (WHOLE, NONE),
+             "table_bytes": (WHOLE, NONE), "format": (TEXT, NONE), "declared_dtype": (TEXT, NONE)}, NONE),
+}  # fmt: skip
+ROW = {
+    "repo": (TEXT,), "canonical": (TEXT, NONE), "revision": (TEXT, NONE), "commit": (TEXT, NONE),
+    "outcome": ("keep", "drop", "unknown", "error"), "reached": ("info", "tree", "config", "headers", NONE),
+    "duplicate_of": (TEXT, NONE), "same_weights_as": (TEXT, NONE), "findings": ([FINDING],), "facts": (FACTS, NONE),
+    "cost": ({"requests": (WHOLE,), "cdn_requests": (WHOLE,), "bytes_read": (WHOLE,), "cached_headers": (WHOLE,)},),
+    "error": ({"code": (TEXT,), "message": (TEXT,), "hint": (TEXT, NONE), "retry": (TRUTH,)}, NONE),
+}  # fmt: skip
+
+
+def unlike(value, forms, where="row"):
+    """Where a value is not of one of these forms; None where it is."""
+    if not forms or value in [form for form in forms if isinstance(form, str)]:
+        return None
+    for form in forms:
+        if isinstance(form, type) and type(value) is form:
+            return None
+        if isinstance(form, list) and isinstance(value, list):
+            each = (TEXT,) if form == ["*"] else (form[0],)
+            return next(filter(None, (unlike(item, each, f"{where}[{n}]") for n, item in enumerate(value))), None)
+        if isinstance(form, dict) and isinstance(value, dict):
+            if missing := form.keys() - value.keys():
+                return f"{where}: no {sorted(missing)}"
+            return next(filter(None, (unlike(value[key], form[key], f"{where}.{key}") for key in form)), None)
+    return f"{where}: {value!r}"
+
+
+def test_rows_are_what_the_contract_says(hub, screen, tmp_path):
+    moe = [Tensor(f"model.layers.{layer}.mlp.experts.{n}.w", "BF16", (8, 8))
+           for layer in (0, 1) for n in range(3 - layer)]  # fmt: skip
+    repos = [
+        DemoRepo("a/whole", {"model.safetensors": weights(0), "config.json": CONFIG}),
+        DemoRepo("a/copy", {"model.safetensors": weights(0), "config.json": CONFIG}),
+        DemoRepo("a/twin", {"model.safetensors": weights(0), "config.json": {**CONFIG, "x": 1}}),
+        DemoRepo("a/quantised", {"model.safetensors": weights(1), "config.json":
+                                 {**CONFIG, "quantization_config": QUANTISED[0]}}),
+        DemoRepo("a/uneven", {"model.safetensors": safetensors_file(moe, seed=3), "config.json": CONFIG}),
+        DemoRepo("a/bare", {"model.safetensors": weights(2)}),
+        DemoRepo("a/empty"), DemoRepo("a/gated", {"model.safetensors": weights(4)}, gated="auto"),
+        DemoRepo("a/old", renamed_to="a/whole"), DemoRepo("a/off", disabled=True),
+    ]  # fmt: skip
+    names = [*(repo.name for repo in repos), "a/none", "no repo", "a/whole@nowhere"]
+    lines = tmp_path / "repos.txt"
+    lines.write_text("\n".join(names))
+    _, out, _ = screen(str(lines), "--json", "--endpoint", hub(*repos).endpoint, "--token", "")
+    rows = [json.loads(line) for line in out.splitlines()]
+    assert [f"{row['repo']}@{row['revision']}".removesuffix("@main").removesuffix("@None") for row in rows] == names
+    assert {row["outcome"] for row in rows} == set(ROW["outcome"])
+    assert [unlike(row, (ROW,)) for row in rows] == [None] * len(rows)
+    assert all((row["outcome"] == "error") is (row["error"] is not None) for row in rows)
