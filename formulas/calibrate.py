@@ -113,8 +113,7 @@ def deployment_of(log: StartLog, base: Deployment) -> Deployment:
 _TERMS = {"peak_activation": "activation", "non_torch": "non_torch", "cudagraph_estimate": "graphs"}
 
 
-def correction(points: Iterable[Case], engine: str, card: str, tp: int, checkpoint: str | None = None,
-               drafts: int = 0) -> Correction:  # fmt: skip
+def correction(points: Iterable[Case], asked: Deployment, card: str, checkpoint: str | None = None) -> Correction:
     """What runs of the same engine release on the same card at the same TP teach: the mean of measured less predicted,
     term by term, of this very checkpoint where it was run, else of the others. Empty where there is no such run.
 
@@ -122,9 +121,11 @@ def correction(points: Iterable[Case], engine: str, card: str, tp: int, checkpoi
     of what was spent, the difference is `unexplained`."""
     near = [
         c for c in points
-        if c.point.card == card and c.point.deployment.tp == tp and c.deployment.release[:2] == _release(engine)
+        if c.point.card == card and c.point.deployment.tp == asked.tp
+        and c.deployment.release[:2] == asked.release[:2]
     ]  # fmt: skip
-    mine = [c for c in near if c.point.checkpoint == checkpoint and bool(c.point.deployment.mtp) == bool(drafts)]
+    mine = [c for c in near if c.point.checkpoint == checkpoint and bool(c.point.deployment.mtp) == bool(asked.mtp)]
+    mine = [c for c in mine if _same_start(c.point.deployment, asked)] or mine
     used = mine or near
     if not used:
         return Correction()
@@ -138,7 +139,17 @@ def correction(points: Iterable[Case], engine: str, card: str, tp: int, checkpoi
     totals = [int(c.point.measured["total_memory"]) for c in used if "total_memory" in c.point.measured]
     names = ", ".join(c.point.point for c in used)
     source = f"calibrated by {names}" + ("" if mine else ", of other checkpoints")
-    return Correction(**means, total_memory=totals[-1] if totals else None, source=source, is_own=bool(mine))
+    same = bool(mine) and _same_start(mine[0].point.deployment, asked) and "unexplained" in means
+    return Correction(
+        **means, total_memory=totals[-1] if totals else None, source=source, is_own=bool(mine), is_same_start=same
+    )
+
+
+def _same_start(one: Deployment, other: Deployment) -> bool:
+    """Whether two deployments leave the same bytes: they differ in nothing but how the pool is then used."""
+    names = ("max_model_len", "capability", "version", "kv_cache_dtype", "block_size")
+    free = {name: Deployment.model_fields[name].default for name in names}
+    return one.model_copy(update=free) == other.model_copy(update=free)
 
 
 def _deltas(case: Case) -> dict[str, float]:
@@ -160,11 +171,6 @@ def _deltas(case: Case) -> dict[str, float]:
 def _held(case: Case) -> int | None:
     held = weights_of(case.facts, case.deployment, case.point.rank)
     return None if held.allocated is None else held.allocated + (held.mtp_allocated or 0)
-
-
-def _release(engine: str) -> tuple[int, int]:
-    release = Deployment(version=engine).release
-    return release[0], release[1]
 
 
 def checked(points: Iterable[Case], facts: Facts, card: str, asked: Deployment) -> tuple[str, ...]:

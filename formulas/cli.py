@@ -131,7 +131,7 @@ def run_command(
                 continue
             for card, variant in itertools.product(cards, variants):
                 asked = deployment_from(variant | {"capability": variant.get("capability") or card.capability})
-                taught = correction(cases, asked.version, card.name, asked.tp, taken.facts.repo, asked.mtp)
+                taught = correction(cases, asked, card.name, taken.facts.repo)
                 answer = estimate(taken.facts, card, asked, shipped.coefficients(), correction=taught,
                                   unmodelled=(*reasons, *taken.reasons))  # fmt: skip
                 said = checked(cases, taken.facts, card.name, asked) if cases else ()
@@ -210,7 +210,7 @@ def plan_command(
                 facts[seat.group] = found[0]
     planned = plan_seats(
         asked, facts, shipped.coefficients(),
-        correct=lambda card, one: correction(cases, one.version, card.name, one.tp),
+        correct=lambda card, one: correction(cases, one, card.name),
     )  # fmt: skip
     if as_json:
         json_line(planned.model_dump(mode="json"))

@@ -96,7 +96,8 @@ class Correction(NamedTuple):
     unexplained: int = 0  # bytes that were gone besides the terms above
     total_memory: int | None = None
     source: str | None = None
-    is_own: bool = False  # of this very checkpoint: the margin is then that of the readings
+    is_own: bool = False  # of this very checkpoint: the terms' margins are then those of the readings
+    is_same_start: bool = False  # and started just so: what was left is then itself a reading
 
 
 READ_MARGIN = 64 * MIB  # two printed decimals of a GiB, and what one start differs from the next
@@ -160,9 +161,21 @@ def account(
     spent = budget(geometry, facts.quantization, asked, card, took, drafter, coefficients)
     spent = _corrected(spent, correction)
     planned = plan(geometry, asked, spent.available.bytes, facts.quantization)
-    reasons = (*held.unmodelled, *spent.unmodelled, *planned.unmodelled)
+    reasons = (*held.unmodelled, *spent.unmodelled, *planned.unmodelled, *_forced(asked))
     checks = gates(spent, card, geometry, planned) if not planned.unmodelled else ()
     return Account(held, spent, planned, checks, tuple(dict.fromkeys(reasons)))
+
+
+_COMPILATION_KEYS = {"cudagraph_mode", "mode", "level"}
+
+
+def _forced(asked: Deployment) -> tuple[str, ...]:
+    """Options whose effect on bytes is not known: a kernel that was forced, finer rules of compilation."""
+    flags = {"--linear-backend": asked.linear_backend, "--moe-backend": asked.moe_backend}
+    named = [f"{flag} {name}: weights are sized for the backend the engine picks by itself"
+             for flag, name in flags.items() if name not in (None, "auto")]  # fmt: skip
+    finer = sorted(asked.compilation_config.keys() - _COMPILATION_KEYS)
+    return (*named, *(f"--compilation-config {key} is not modelled" for key in finer))
 
 
 def _corrected(spent: Budget, correction: Correction) -> Budget:
@@ -182,7 +195,8 @@ def _corrected(spent: Budget, correction: Correction) -> Budget:
     less = sum(getattr(spent, name).margin_bytes - term.margin_bytes for name, term in moved.items())
     left = spent.available
     if left.bytes is not None and spent.deployment.kv_cache_memory_bytes is None:
-        left = left._replace(bytes=left.bytes - shift - correction.unexplained, margin_bytes=left.margin_bytes - less)
+        margin = READ_MARGIN if correction.is_same_start else left.margin_bytes - less
+        left = left._replace(bytes=left.bytes - shift - correction.unexplained, margin_bytes=margin)
     return spent._replace(**moved, available=left)
 
 

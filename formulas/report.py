@@ -24,11 +24,14 @@ def account(answer: Estimate) -> list[str]:
     rank = answer.per_rank
     lines = [sentence(answer), ""]
     lines += _aligned(_terms(answer, rank), [1])
-    lines += ["", *_aligned(_parts(rank), [1, 2])]
+    if rank.by or rank.mtp_by:
+        lines += ["", *_aligned(_parts(rank), [1, 2])]
     lines += ["", *_cache(answer)]
     if len(answer.ranks) > 1:
         lines += ["", *_aligned(_ranks(answer.ranks), [1, 2, 3])]
-    lines += ["", *_aligned([["gate", "met", "because"], *([g.name, _met(g.met), g.because] for g in answer.gates)])]
+    if answer.gates:
+        gates = [[gate.name, _met(gate.met), gate.because] for gate in answer.gates]
+        lines += ["", *_aligned([["gate", "met", "because"], *gates])]
     if answer.ways:
         lines += ["", *_aligned(_ways(answer.ways), [1, 2])]
     if answer.unmodelled:
@@ -85,7 +88,8 @@ def _parts(rank: PerRank) -> Rows:
         rows.append(row + ([gib(rank.mtp_by.get(name, 0), 3)] if rank.mtp_by else []))
     rounding = (rank.weights_bytes or 0) - sum(rank.by.values())
     if rank.weights_bytes is not None and rounding:
-        rows.append(["allocator rounding", gib(rounding, 3), *([""] if rank.mtp_by else [])])
+        label = "allocator rounding" if rounding > 0 else "less, by your reading"
+        rows.append([label, gib(rounding, 3), *([""] if rank.mtp_by else [])])
     return rows
 
 

@@ -135,7 +135,7 @@ def test_a_log_becomes_a_point_and_the_point_a_correction(tmp_path):
     case, facts = own_case("qwen3-30b-a3b_h200_0.25.1.log", "Qwen/Qwen3-30B-A3B#config")
     asked = case.point.deployment
     assert (asked.version, asked.max_num_seqs, asked.max_model_len) == ("0.25.1", 64, 8192)
-    taught = correction([case], "0.25.3", "h200", 1, facts.repo)
+    taught = correction([case], asked.model_copy(update={"version": "0.25.3"}), "h200", facts.repo)
     assert taught.is_own
     assert abs(taught.weights) < 10 * 2**20
     moved = estimate(facts, find_card("h200"), asked, coefficients(), correction=taught)
@@ -146,12 +146,15 @@ def test_a_log_becomes_a_point_and_the_point_a_correction(tmp_path):
     [said] = checked([case], facts, "h200", asked)
     assert "56.88 GiB reported, 56.88 predicted" in said
     # Another checkpoint on that engine and card learns of the terms, not of these weights.
-    other = correction([case], "0.25.1", "h200", 1, "some/other")
+    other = correction([case], asked, "h200", "some/other")
     assert (other.weights, other.is_own) == (None, False)
     assert other.activation == taught.activation
     # Another engine, card or TP learns nothing.
-    for engine, card, tp in (("0.26.0", "h200", 1), ("0.25.1", "h100-80gb", 1), ("0.25.1", "h200", 2)):
-        assert correction([case], engine, card, tp).source is None
+    for change, card in (({"version": "0.26.0"}, "h200"), ({"tp": 2}, "h200"), ({}, "h100-80gb")):
+        assert correction([case], asked.model_copy(update=change), card, facts.repo).source is None
+    # Started otherwise, the same checkpoint keeps its weights and loses the certainty of what is left.
+    fewer = correction([case], asked.model_copy(update={"max_num_seqs": 8}), "h200", facts.repo)
+    assert (taught.is_same_start, fewer.is_own, fewer.is_same_start) == (True, True, False)
 
 
 def test_a_log_that_states_no_parts_still_corrects_what_is_left():
@@ -161,7 +164,7 @@ def test_a_log_that_states_no_parts_still_corrects_what_is_left():
     # Say the run had 2 GiB less than the log: nothing else explains them.
     less = dict(case.point.measured) | {"available_kv": case.point.measured["available_kv"] - 2 * GIB}
     poor = case._replace(point=case.point.model_copy(update={"measured": less}))
-    taught = correction([poor], "0.25.1", "h200", 2, facts.repo)
+    taught = correction([poor], poor.point.deployment, "h200", facts.repo)
     assert taught.activation is None
     assert taught.unexplained == pytest.approx(2 * GIB, abs=0.03 * GIB)
     moved = estimate(facts, find_card("h200"), case.point.deployment, coefficients(), correction=taught)
