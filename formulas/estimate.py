@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from .beside import Beside
 from .budget import ONE_REQUEST, Budget, Gate, budget, filled, gates
 from .cards import Card
 from .deployment import Deployment
@@ -83,6 +84,7 @@ class Estimate(Document):
     calibrated: str | None = None  # which readings of the user's corrected it
     remarks: tuple[str, ...] = ()
     kv_reading: KvReading | None = None
+    live: Beside | None = None  # the engine's own build, where it was asked
     unmodelled: tuple[str, ...]
 
 
@@ -170,12 +172,13 @@ _COMPILATION_KEYS = {"cudagraph_mode", "mode", "level"}
 
 
 def _forced(asked: Deployment) -> tuple[str, ...]:
-    """Options whose effect on bytes is not known: a kernel that was forced, finer rules of compilation."""
+    """Options whose effect on bytes is not known: a kernel that was forced, finer rules of compilation, no card."""
     flags = {"--linear-backend": asked.linear_backend, "--moe-backend": asked.moe_backend}
     named = [f"{flag} {name}: weights are sized for the backend the engine picks by itself"
              for flag, name in flags.items() if name not in (None, "auto")]  # fmt: skip
     finer = sorted(asked.compilation_config.keys() - _COMPILATION_KEYS)
-    return (*named, *(f"--compilation-config {key} is not modelled" for key in finer))
+    card = () if asked.sm else ("which kernels run follows from the card: pass its --capability, such as 12.0",)
+    return (*named, *(f"--compilation-config {key} is not modelled" for key in finer), *card)
 
 
 def _corrected(spent: Budget, correction: Correction) -> Budget:

@@ -71,8 +71,11 @@ def _terms(answer: Estimate, rank: PerRank) -> Rows:
     ):
         rows.append([name, gib(value), because[key]])
     if abs(rank.unexplained_bytes) >= MIB * 10:
-        rows.append(["- unexplained", gib(rank.unexplained_bytes), f"gone besides these; {answer.calibrated}"])
-    rows.append(["= KV cache", gib(rank.available_kv_bytes), f"give or take {gib(rank.margin_bytes)}"])
+        why = f"what a run of yours shows besides these; {answer.calibrated}"
+        rows.append(["- unexplained", gib(rank.unexplained_bytes), why])
+    known = rank.available_kv_bytes is not None
+    margin = f"give or take {gib(rank.margin_bytes)}" if known else "a part of it is not known"
+    rows.append(["= KV cache", gib(rank.available_kv_bytes), margin])
     if rank.host_pinned_bytes:
         rows.append(["host, pinned", gib(rank.host_pinned_bytes), "the n-gram table, in host memory: not on the card"])
     return [[name, value, why] for name, value, why in rows]
