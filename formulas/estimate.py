@@ -163,7 +163,7 @@ def account(
     spent = budget(geometry, facts.quantization, asked, card, took, drafter, coefficients)
     spent = _corrected(spent, correction)
     planned = plan(geometry, asked, spent.available.bytes, facts.quantization)
-    reasons = (*held.unmodelled, *spent.unmodelled, *planned.unmodelled, *_forced(asked))
+    reasons = (*held.unmodelled, *spent.unmodelled, *planned.unmodelled, *_unweighed(asked))
     checks = gates(spent, card, geometry, planned) if not planned.unmodelled else ()
     return Account(held, spent, planned, checks, tuple(dict.fromkeys(reasons)))
 
@@ -171,14 +171,11 @@ def account(
 _COMPILATION_KEYS = {"cudagraph_mode", "mode", "level"}
 
 
-def _forced(asked: Deployment) -> tuple[str, ...]:
-    """Options whose effect on bytes is not known: a kernel that was forced, finer rules of compilation, no card."""
-    flags = {"--linear-backend": asked.linear_backend, "--moe-backend": asked.moe_backend}
-    named = [f"{flag} {name}: weights are sized for the backend the engine picks by itself"
-             for flag, name in flags.items() if name not in (None, "auto")]  # fmt: skip
+def _unweighed(asked: Deployment) -> tuple[str, ...]:
+    """What is asked and cannot be weighed: finer rules of compilation, a card of unknown capability."""
     finer = sorted(asked.compilation_config.keys() - _COMPILATION_KEYS)
     card = () if asked.sm else ("which kernels run follows from the card: pass its --capability, such as 12.0",)
-    return (*named, *(f"--compilation-config {key} is not modelled" for key in finer), *card)
+    return (*(f"--compilation-config {key} is not modelled" for key in finer), *card)
 
 
 def _corrected(spent: Budget, correction: Correction) -> Budget:
