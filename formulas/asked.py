@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from .deployment import Deployment
-from .facts import Quantization
+from .facts import Facts, Quantization, Role, Stack
 from .geometry import Attention, Geometry, Layer
 from .kv_dtypes import cache_dtype, model_dtype
 
@@ -159,3 +159,39 @@ def _gptq(stored: str, config: Mapping[str, Any]) -> str | None:
     if stored.startswith("int3"):
         return "gptq_int3"
     return {"int4_g128": "gptq_int4_g128", "int8_g128": "gptq_int8_g128"}.get(stored)
+
+
+class Stored(NamedTuple):
+    """Weights of one format: whose they are, and whether routed experts or linear layers."""
+
+    stack: Stack
+    experts: bool
+    format: str
+
+    @property
+    def what(self) -> str:
+        part = "experts" if self.experts else "linear layers"
+        return f"MTP {part}" if self.stack is Stack.MTP else part
+
+
+_LINEAR = {Role.ATTENTION, Role.LINEAR_ATTENTION, Role.MLP, Role.SHARED_EXPERT, Role.LM_HEAD}
+
+
+def stored_formats(facts: Facts) -> list[Stored]:
+    """What kernels have to be found for: by stack and role where headers were read, else as the config declares."""
+    quantization, geometry = facts.quantization, facts.geometry
+    if quantization is None:
+        return []
+    if not quantization.by_role:
+        declared = quantization.format
+        if declared is None or declared == "mixed":
+            return []
+        has_experts = geometry is not None and geometry.experts is not None and bool(geometry.experts.count)
+        return [Stored(Stack.MAIN, has_experts, declared)]
+    found = []
+    for place, stored in quantization.by_role.items():
+        stack, _, role = place.partition("/")
+        experts = role == Role.EXPERT
+        if stack in (Stack.MAIN, Stack.MTP) and (experts or (role in _LINEAR and stored not in PLAIN_FORMATS)):
+            found.append(Stored(Stack(stack), experts, stored))
+    return list(dict.fromkeys(found))

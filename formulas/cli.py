@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import functools
+import importlib.util
 import inspect
 import itertools
+import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any
@@ -15,17 +18,21 @@ import typer
 
 from screen.cache import Cache
 from screen.desk import Desk, default_data_dir, opened, read_text
-from screen.intake import Taken, take
+from screen.intake import Taken, config_files, take
 
 from . import own, report, seat_report, shipped
+from .beside import beside, beside_lines
 from .box import parse_box
 from .calibrate import Case, case_of, checked, correction, deployment_of, point_of
 from .cards import CARDS, Card, find_card
 from .console import NO, PARTLY, YES, application, data, json_line, message, run, table
 from .console import report as tell
+from .engines import build_question
 from .errors import BadInput, ToolkitError
 from .estimate import Estimate, estimate
 from .facts import Facts
+from .gates import HEAD_SIZES_OF, USUAL_LAYERS, Needed, gates_document, is_accepted, needed, show_gates, usual_layers
+from .live import ask, narrow_table
 from .logs import parse_log, parse_metrics
 from .options import OPTIONS, deployment_from, parse_arguments, read_option, speculative
 from .plot import plot
@@ -35,7 +42,8 @@ from .scoring import FORMULAS, score, summaries, worst_first
 from .seats import plan_seats
 from .units import GIB, gib
 
-app = application("fit", "VRAM per rank, KV cache and longest context of a checkpoint, before it is downloaded.")
+app = application("fit", "VRAM per rank, KV cache and longest context of a checkpoint, before it is downloaded. "
+                  "`fit CHECKPOINT --gpu CARD` answers; `fit run --help` has its options.")  # fmt: skip
 
 NO_CARD = "h100-80gb"  # answered for, where no card is named
 
@@ -45,6 +53,8 @@ CacheDir = Annotated[Path | None, typer.Option(help="where headers and small fil
 Json = Annotated[bool, typer.Option("--json", help="one JSON object a line")]
 Demo = Annotated[bool, typer.Option("--demo", help="read repos from the embedded demo Hub")]
 Points = Annotated[Path | None, typer.Option("--points", help="your own measured points [in the user's data dir]")]
+EnginePython = Annotated[str | None, typer.Option(metavar="PATH", help="with --live: the python of an environment with "
+                         "vllm, or a command that starts it")]
 Gpu = Annotated[list[str] | None, typer.Option("--gpu", metavar="CARD", help="a card or a size; again for several")]
 
 
@@ -100,6 +110,9 @@ def run_command(
                            "memory")] = False,
     kv_reading: Annotated[str | None, typer.Option(metavar="LEFT,NEEDED@TOKENS", help="what your running engine said, "
                           "2.07GiB,5.68GiB@262144: the longest context that implies")] = None,
+    live: Annotated[bool, typer.Option("--live", help="have the engine build it for the card, beside the formulas")]
+    = False,
+    engine_python: EnginePython = None,
     points: Points = None,
     save_plot: Annotated[Path | None, typer.Option("--plot", metavar="FILE", help="picture: .svg .png .html")] = None,
     demo: Demo = False, as_json: Json = False,
@@ -138,19 +151,26 @@ def run_command(
                 answer = answer.model_copy(update={"remarks": (*said, *answer.remarks)})
                 if reading:
                     answer = answer.model_copy(update={"kv_reading": against(reading, taken.facts, card, asked)})
+                if live:
+                    question = build_question(config_files(taken, cache), asked)
+                    built = beside(ask(_engine_command(engine_python), question), taken.facts, asked)
+                    answer = answer.model_copy(update={"live": built})
                 answers.append(answer)
     if as_json:
         for each in answers:
             json_line(each.model_dump(mode="json"))
     elif answers:
         data("\n".join(report.account(answers[0]) if len(answers) == 1 else report.comparison(answers)))
+    for each in [] if as_json else answers:
+        if each.live:
+            data("\n".join(["", *beside_lines(each.live)]))
     if gpu is None:
         message(f"no --gpu given: answered for an {NO_CARD}; `fit gpus` lists the cards")
     if save_plot and answers:
         plot(answers, save_plot)
     if failed:
         return PARTLY
-    return YES if answers and all(each.fits for each in answers) else NO
+    return YES if answers and all(each.fits and not (each.live and each.live.refused) for each in answers) else NO
 
 
 def _all_taken(words: Sequence[str], desk: Desk, cache: Cache, overrides: Mapping[str, Any]) -> Iterator[Taken | None]:
@@ -293,6 +313,60 @@ def _own_cases(points: Path | None) -> list[Case]:
 
 def _own_points() -> Path:
     return default_data_dir() / "points.jsonl"
+
+
+@app.command("gates")
+def gates_command(
+    card: Annotated[str | None, typer.Option("--card", "--gpu", metavar="CARD", help="a card of `fit gpus`")] = None,
+    capability: Annotated[str | None, typer.Option(help="such as 12.0, for a card not listed")] = None,
+    checkpoint: Annotated[str | None, typer.Option(help="only what this repo, folder or facts JSON needs")] = None,
+    attention: Annotated[str | None, typer.Option(help=" | ".join(HEAD_SIZES_OF))] = None,
+    head_size: Annotated[int | None, typer.Option(help="of the attention layer")] = None,
+    kv_dtype: Annotated[str | None, typer.Option("--kv-dtype", "--kv-cache-dtype", help="of the KV cache")] = None,
+    engine: Annotated[str, typer.Option(metavar="vllm==V", help="that release's shipped table")] = "vllm==0.33.0",
+    enable_expert_parallel: Annotated[bool, typer.Option("--enable-expert-parallel")] = False,
+    live: Annotated[bool, typer.Option("--live", help="ask the engine itself, not the shipped table")] = False,
+    engine_python: EnginePython = None,
+    demo: Demo = False, as_json: Json = False,
+    endpoint: Endpoint = None, token: Token = None, cache_dir: CacheDir = None,
+) -> int:  # fmt: skip
+    """Which kernels and attention backends an engine version accepts on a card, and what it picks."""
+    capability = capability or (find_card(card).capability if card else None)
+    if capability is None and not live:
+        raise BadInput("fit gates: expected --card CARD or --capability 12.0, got neither; `fit gpus` lists the cards")
+    fields = {"version": read_option("--engine", engine)[1], "capability": capability}
+    asked = deployment_from(fields | {"expert_parallel": enable_expert_parallel, "kv_cache_dtype": kv_dtype})
+    wanted = Needed(usual_layers(attention, head_size, kv_dtype))
+    if wanted.layers is not USUAL_LAYERS:
+        wanted = wanted._replace(linear=(), experts=())
+    if checkpoint:
+        with opened(demo, endpoint, token, cache_dir) as (desk, cache, _):
+            [facts] = _facts(checkpoint, desk, cache, {})
+        wanted = needed(facts, asked)
+    if live:
+        today = datetime.now(UTC).date().isoformat()
+        layers = [(kind, size) for kind, size, _ in wanted.layers]
+        names = None if wanted.linear is None else [*wanted.linear, *(wanted.experts or ())]
+        gates = narrow_table(_engine_command(engine_python), capability, layers, names, date=today)
+        capability = next(iter(gates["capabilities"]))
+    else:
+        gates = shipped.engine_table(asked.version)
+    parallel = "ep" if enable_expert_parallel else "tp"
+    document = gates_document(gates, capability or "", wanted, source="live" if live else "shipped", parallel=parallel)
+    if as_json:
+        json_line(document)
+    else:
+        data("\n".join(show_gates(document)))
+    return YES if (checkpoint is None and attention is None) or is_accepted(document) else NO
+
+
+def _engine_command(given: str | None) -> list[str]:
+    """The words that start the engine's interpreter; this one's, where vllm is importable here."""
+    if given is not None:
+        return shlex.split(given)
+    if importlib.util.find_spec("vllm") is None:
+        raise BadInput("--live: expected --engine-python PATH, got none, and no vllm is importable here")
+    return [sys.executable]
 
 
 @app.command("gpus")

@@ -12,12 +12,20 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from .engines import HIDDEN, SHIPPED_CAPABILITIES, Table, attention_question, fold_answers, format_questions
+from .engines import (
+    HIDDEN,
+    KV_DTYPES,
+    SHIPPED_CAPABILITIES,
+    Table,
+    attention_question,
+    fold_answers,
+    format_questions,
+)
 from .errors import BadInput, ToolkitError
 
 Answer = Mapping[str, Any]
@@ -93,6 +101,23 @@ def live_table(
         for library in HIDDEN.get(capability or "", ()):
             answers.append({**ask(command, {**request, "without": [library]}), "without": [library]})
     return fold_answers(answers, date=date, notes=notes)
+
+
+def narrow_table(
+    command: Sequence[str], capability: str | None, layers: Iterable[tuple[str, int]], names: Sequence[str] | None, *,
+    date: str,
+) -> Table:  # fmt: skip
+    """The table of the engine behind `command`, asked only about these attention layers (kind, head size) and formats
+    (None: all). The capability None is that of the card it has."""
+    dtype = "float16" if capability is not None and float(capability) < 8 else "bfloat16"
+    rows = [[kind, size, kv] for kind, size in dict.fromkeys(layers) for kv in KV_DTYPES]
+    asked = format_questions(dtype)
+    if names is not None:
+        names = names or ["bf16"]
+        asked = [{**one, "names": [name for name in names if name in one.get("names", names)]} for one in asked]
+    request = {"capability": capability, "registry": True, "formats": [one for one in asked if one.get("names", True)],
+               **({"attention": {"dtype": dtype, "rows": rows}} if rows else {})}  # fmt: skip
+    return fold_answers([ask(command, request)], date=date)
 
 
 def main(argv: Sequence[str]) -> int:

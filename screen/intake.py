@@ -32,6 +32,7 @@ class Taken(NamedTuple):
     facts: Facts | None
     reasons: tuple[str, ...] = ()
     skipped: str | None = None
+    line: Line | None = None  # where its files can be read
 
 
 def take(word: str, desk: Desk, cache: Cache, overrides: Mapping[str, Any]) -> Iterator[Taken]:
@@ -52,7 +53,7 @@ def take(word: str, desk: Desk, cache: Cache, overrides: Mapping[str, Any]) -> I
         yield from (_row(document, word, overrides) for document in documents)
         return
     for line in desk.lines([word]):
-        yield Taken(line.repo, _read(line, cache, overrides))
+        yield Taken(line.repo, _read(line, cache, overrides), line=line)
 
 
 def _read(line: Line, cache: Cache, overrides: Mapping[str, Any]) -> Facts:
@@ -72,24 +73,34 @@ def _read(line: Line, cache: Cache, overrides: Mapping[str, Any]) -> Facts:
 
 
 def _from_config(line: Line, cache: Cache, overrides: Mapping[str, Any]) -> Facts | None:
-    if line.source is None:
+    name, files = _config_files(line, cache)
+    config = files.get("config.json")
+    if config is None:
         return None
+    return derive(overridden(config, overrides), None, hf_quant=files.get("hf_quant_config.json"), repo=name)
+
+
+def config_files(taken: Taken, cache: Cache) -> dict[str, dict[str, Any]]:
+    """The config files of a checkpoint, by name. Raises BadInput where only facts of it are at hand."""
+    if taken.line is None:
+        raise BadInput(f"{taken.name}: expected a repo or folder whose config an engine can be shown, got facts only")
+    return _config_files(taken.line, cache)[1]
+
+
+def _config_files(line: Line, cache: Cache) -> tuple[str, dict[str, dict[str, Any]]]:
+    """(the Hub's own name, config files by name) of a line."""
+    if line.source is None:
+        return line.repo, {}
     cost = Cost()
     resolved = line.source.resolve(line.repo, line.revision, cost)
     at = resolved.revision.commit
     tree = line.source.tree(resolved.canonical, at, cost)
     known = Known(line.repo, line.revision, canonical=resolved.canonical, commit=at, tree=tree)
-    files = {
+    return resolved.canonical, {
         path: parse_config(small_file(known, line.source, entry, cost, cache), name=path)
         for path in CONFIG_FILES
         if (entry := tree.find(path)) is not None and entry.blob.size <= SMALL_FILE
     }
-    config = files.get("config.json")
-    if config is None:
-        return None
-    return derive(
-        overridden(config, overrides), None, hf_quant=files.get("hf_quant_config.json"), repo=resolved.canonical
-    )
 
 
 def _as_error(failure: Failure) -> ToolkitError:

@@ -8,9 +8,8 @@ header is read.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple
 
-from formulas.asked import PLAIN_FORMATS, Asked, attention_asked, format_asked, qsa_refusal
+from formulas.asked import Asked, Stored, attention_asked, format_asked, qsa_refusal, stored_formats
 from formulas.engines import (
     FOREIGN,
     AttentionGate,
@@ -22,7 +21,7 @@ from formulas.engines import (
     since,
     unreadable,
 )
-from formulas.facts import Facts, Role, Stack
+from formulas.facts import Facts, Stack
 from formulas.flags import obeyed_otherwise
 from formulas.ngram import table_is_pinned
 from formulas.refusals import Refusal
@@ -83,42 +82,6 @@ def reader(known: Known, criteria: Criteria) -> Iterator[Answer]:
     quantization = known.facts.quantization if known.facts else None
     if criteria.engine is not None and quantization is not None and (why := unreadable(quantization.method)):
         yield reject(f"{quantization.method}: {why}", quantization.method, _vllm(criteria.engine))
-
-
-class Stored(NamedTuple):
-    """Weights of one format: whose they are, and whether routed experts or linear layers."""
-
-    stack: Stack
-    experts: bool
-    format: str
-
-    @property
-    def what(self) -> str:
-        part = "experts" if self.experts else "linear layers"
-        return f"MTP {part}" if self.stack is Stack.MTP else part
-
-
-_LINEAR = {Role.ATTENTION, Role.LINEAR_ATTENTION, Role.MLP, Role.SHARED_EXPERT, Role.LM_HEAD}
-
-
-def stored_formats(facts: Facts) -> list[Stored]:
-    """What kernels have to be found for: by stack and role where headers were read, else as the config declares."""
-    quantization, geometry = facts.quantization, facts.geometry
-    if quantization is None:
-        return []
-    if not quantization.by_role:
-        declared = quantization.format
-        if declared is None or declared == "mixed":
-            return []
-        has_experts = geometry is not None and geometry.experts is not None and bool(geometry.experts.count)
-        return [Stored(Stack.MAIN, has_experts, declared)]
-    found = []
-    for place, stored in quantization.by_role.items():
-        stack, _, role = place.partition("/")
-        experts = role == Role.EXPERT
-        if stack in (Stack.MAIN, Stack.MTP) and (experts or (role in _LINEAR and stored not in PLAIN_FORMATS)):
-            found.append(Stored(Stack(stack), experts, stored))
-    return list(dict.fromkeys(found))
 
 
 def declared_kernels(known: Known, criteria: Criteria) -> Iterator[Answer]:

@@ -29,7 +29,7 @@ from formulas.engines import (
 )
 from formulas.errors import BadInput
 from formulas.flags import FLAGS, ignored_flags
-from formulas.gates import gates_document, show_gates
+from formulas.gates import Needed, gates_document, show_gates
 from formulas.live import EngineFailed, ask, bundle
 from formulas.probe import driver
 from formulas.probe.weigh import allocated, part_of
@@ -185,7 +185,7 @@ def test_folding_loses_nothing(verdicts):
 
 
 def test_documents_and_text(table):
-    document = gates_document(table, "12.0", source="shipped", layers=[("gqa", 128, "fp8_e4m3"), ("gqa", 99, "fp8")])
+    document = gates_document(table, "12.0", Needed([("gqa", 128, "fp8_e4m3"), ("gqa", 99, "fp8")]), source="shipped")
     assert document["unknown"] == ["attention gqa 99 fp8"]
     assert {"kind", "kv_dtype", "head_size", "backend", "accepted", "reasons", "rank"} == set(document["attention"][0])
     assert {row["format"] for row in document["moe"]} == set(formats(table, "12.0"))
