@@ -15,6 +15,7 @@ from .kv import Plan, plan
 from .nearest import Tried, Way, ways
 from .ngram import table_is_pinned
 from .readings import KvReading
+from .refusals import Refusal
 from .remarks import remarks
 from .units import GIB, MIB, human
 from .weights import RankWeights, weights_of
@@ -88,6 +89,9 @@ class Estimate(Document):
     unmodelled: tuple[str, ...]
 
 
+STARTS = "the engine takes the layers"
+
+
 class Correction(NamedTuple):
     """What readings of the same engine on the same card taught: bytes to add to each term (None: it was not read)."""
 
@@ -113,9 +117,12 @@ class Account(NamedTuple):
     plan: Plan
     gates: tuple[Gate, ...]
     unmodelled: tuple[str, ...]
+    refused: tuple[str, ...] = ()  # why the engine would not start; it decides, whatever else is not known
 
     @property
     def fits(self) -> bool | None:
+        if self.refused:
+            return False
         if self.unmodelled or self.budget.available.bytes is None:
             return None
         return all(gate.met is not False for gate in self.gates)
@@ -132,7 +139,9 @@ class Account(NamedTuple):
     def tried(self) -> Tried:
         """What a search for a way to make it fit looks at."""
         others = any(gate.met is False for gate in self.gates if gate.name != ONE_REQUEST)
-        return Tried(self.fits, not self.unmodelled and not others, self.plan.max_context, self.budget.available.bytes)
+        only_context = not self.unmodelled and not self.refused and not others
+        left = self.budget.available.bytes
+        return Tried(self.fits, only_context, self.plan.max_context, left, bool(self.refused))
 
 
 def account(
@@ -164,6 +173,9 @@ def account(
     spent = _corrected(spent, correction)
     planned = plan(geometry, asked, spent.available.bytes, facts.quantization)
     reasons = (*held.unmodelled, *spent.unmodelled, *planned.unmodelled, *_unweighed(asked))
+    refused = tuple(dict.fromkeys(reason for reason in reasons if isinstance(reason, Refusal)))
+    if refused:
+        return Account(held, spent, planned, tuple(Gate(STARTS, False, why) for why in refused), (), refused)
     checks = gates(spent, card, geometry, planned) if not planned.unmodelled else ()
     return Account(held, spent, planned, checks, tuple(dict.fromkeys(reasons)))
 
@@ -215,7 +227,7 @@ def estimate(
     ]
     tightest = min(accounts, key=lambda a: (a.budget.available.bytes is not None, a.budget.available.bytes or 0))
     reasons = tuple(dict.fromkeys((*tightest.unmodelled, *unmodelled)))
-    fits = None if reasons else tightest.fits
+    fits = False if tightest.refused else None if reasons else tightest.fits
     found: tuple[Way, ...] = ()
     if fits is False:
 
@@ -317,5 +329,7 @@ def sentence(answer: Estimate) -> str:
     failed = next((g for g in answer.gates if g.met is False), None)
     flags = " or ".join(way.flags for way in answer.ways)
     tail = f"; fits with {flags}" if flags else "; nothing tried makes it fit"
+    if failed and failed.name == STARTS:
+        return f"{name}: the engine would not start; {failed.because}{tail}"
     missing = f", {answer.shortfall_bytes / GIB:.2f} GiB short" if answer.shortfall_bytes else ""
     return f"{name}: does not fit{missing}; {failed.name + ': ' + failed.because if failed else ''}{tail}"

@@ -47,6 +47,7 @@ class Tried(NamedTuple):
     needs_only_context: bool  # nothing but the length of a request stands in its way
     max_context: int | None
     available_bytes: int | None
+    refused: bool = False  # the engine would not start, whatever the memory
 
 
 Judge = Callable[[Deployment], Tried]
@@ -59,6 +60,8 @@ def ways(facts: Facts, card: Card, asked: Deployment, failed: Tried, judge: Judg
     if _is_shorter_enough(failed):
         found.append(_shorter([], failed, length))
     ladders = list(_ladders(facts, card, asked))
+    if failed.refused:
+        ladders += [ladder for ladder in (_whole_experts(facts, asked), _fewer_cards(asked)) if ladder]
     alone = _first_alone(ladders, asked, judge)
     if alone:
         found.append(alone)
@@ -149,6 +152,19 @@ def _answerable(
             if tried.fits:
                 break
     return kept, last
+
+
+def _whole_experts(facts: Facts, asked: Deployment) -> list[Change]:
+    has_experts = facts.geometry is not None and facts.geometry.experts is not None
+    if asked.expert_parallel or not has_experts or asked.tp == 1:
+        return []
+    return [Change("--enable-expert-parallel", {"expert_parallel": True}, "whole experts on each rank")]
+
+
+def _fewer_cards(asked: Deployment) -> list[Change]:
+    sizes = [size for size in (8, 4, 2, 1) if size < asked.tp]
+    return [Change(f"--tensor-parallel-size {size}", {"tp": size}, f"{size} cards instead of {asked.tp}")
+            for size in sizes]  # fmt: skip
 
 
 def _more_cards(asked: Deployment, judge: Judge) -> list[Way]:

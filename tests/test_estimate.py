@@ -109,7 +109,20 @@ def test_auto_is_the_longest_context_that_fits():
     assert told("Qwen/Qwen3.5-27B#config", card, max_model_len=-1).fits is False
 
 
+def test_what_the_engine_refuses_is_no_and_says_why():
+    whole = told(FLASH_NEXT, find_card("rtx-pro-5000-72gb"), tp=4, max_num_seqs=16)
+    assert whole.fits is False
+    assert whole.unmodelled == ()
+    assert "cannot pad them" in whole.gates[0].because
+    assert whole.nearest_fit == "--enable-expert-parallel"
+    three = told("Qwen/Qwen3-8B", find_card("h100-80gb"), tp=3)
+    assert three.fits is False
+    assert "the engine would not start" in sentence(three)
+    assert three.nearest_fit == "--tensor-parallel-size 2"
+
+
 WAYS = [
+    (FLASH_NEXT, "rtx-pro-5000-72gb", {"tp": 4, "max_num_seqs": 16}),
     ("Qwen/Qwen3-8B", "l4", {}),
     ("Qwen/Qwen3.5-27B#config", "rtx-5090", {"tp": 2, "mtp": 2}),
     ("Qwen/Qwen3.5-27B#config", "rtx-4090", {}),
