@@ -110,7 +110,10 @@ def _because(
         return f"created alike; the kernels of this environment change it while loading ({kernels or 'unquantised'})"
     if held.unmodelled:
         return "; ".join(str(reason) for reason in held.unmodelled[:2])
-    return "not explained"
+    strange = (said.get("post") or said).get("unclassified") or []
+    if part == "other" and any(name.endswith("_mtp_hidden_buffer") for name in strange):
+        return "the hidden states handed to the drafter, which the closed form counts with the drafter"
+    return f"not explained ({', '.join(strange[:3])})" if part == "other" and strange else "not explained"
 
 
 def beside_lines(found: Beside) -> list[str]:
