@@ -191,7 +191,8 @@ def _reading(found: KvReading) -> list[str]:
         lines += [
             f"by blocks, with the plan above: {found.own_longest_tokens:,} tokens; {found.needed_tokens:,} tokens need "
             f"{human(found.own_needed_bytes)} here, {human(found.needed_bytes)} there",
-            "  a request keeps its state blocks at any length and blocks are whole, so bytes are not in proportion to "
-            "tokens; and an engine of another version may plan other groups",
+            "  state blocks are kept at any length and blocks are whole: bytes are not in proportion to tokens",
         ]
+    if found.own_needed_bytes is not None and abs(found.own_needed_bytes / found.needed_bytes - 1) > 0.02:
+        lines.append("  that engine's request needs other bytes than this plan's: it planned otherwise; how is not known")
     return lines
