@@ -248,6 +248,14 @@ def formats(table: Table, capability: str) -> tuple[str, ...]:
     return tuple(_capability(table, capability)["formats"]["tp"])
 
 
+def picked_kernel(table: Table, capability: str, format: str, part: str, mode: str) -> str | None:
+    """The kernel picked for the "linear" layers or the experts ("moe") of a format, "tp", "ep" or "without LIBRARY";
+    None where the engine refuses, or the table was not asked."""
+    formats = table["capabilities"].get(capability, {}).get("formats", {})
+    found: str | None = formats.get(mode, {}).get(format, {}).get(part)
+    return found
+
+
 def linear_gates(table: Table, capability: str, format: str, *, parallel: str = "tp") -> KernelGate | None:
     """Linear kernels for one format on this card, "tp" or "without LIBRARY"; None where the table was not asked."""
     return _kernels(table, capability, format, "linear", parallel)

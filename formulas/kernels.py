@@ -1,49 +1,17 @@
 """What a kernel does to the bytes of a matrix: padding at creation, repacking and scale layouts after loading.
 
 Two functions give the tensors of one module on one rank, as created and as they stay: `linear_tensors` and
-`expert_tensors`. Which backend runs follows from the card, the engine version and the libraries it finds:
-`linear_backend` and `expert_backend`, walked over vllm 0.33.0's own select functions for sm75 to sm121.
+`expert_tensors`. Which kernel runs is chosen in formulas/choices.py; here is what each keeps.
 """
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Sequence
 from math import gcd
 from typing import NamedTuple
 
+from .choices import Backend, Runtime, expert_backend, linear_backend
 from .schemes import Kind, Scheme
-
-
-@enum.unique
-class Backend(enum.StrEnum):
-    """Kernel families that differ in the bytes they keep."""
-
-    NATIVE = "native"  # the tensors stay as created: cuBLAS, CUTLASS, Triton, torch._scaled_mm
-    MARLIN = "marlin"
-    MACHETE = "machete"
-    DEEP_GEMM = "deep_gemm"
-    FLASHINFER_CUTLASS = "flashinfer_cutlass"
-    FLASHINFER_TRTLLM = "flashinfer_trtllm"
-    TRITON = "triton"
-    CUTLASS = "cutlass"
-    HUMMING = "humming"
-
-
-class Runtime(NamedTuple):
-    """What decides kernels: compute capability (sm120 = 120), engine version, libraries, and the model's type."""
-
-    sm: int
-    release: tuple[int, int, int] = (0, 33, 0)
-    without: frozenset[str] = frozenset()
-    expert_parallel: bool = False
-    tensor_parallel: int = 1
-    model_type: str = ""
-    float_bytes: int = 2  # of the model dtype
-
-    def has(self, library: str) -> bool:
-        return library not in self.without
-
 
 Sizes = tuple[int, ...]
 
@@ -63,76 +31,11 @@ def cdiv(a: int, b: int) -> int:
     return -(-a // b)
 
 
-# DeepGEMM is off on Blackwell for these text model types (vllm 0.33.0 utils/deep_gemm.py).
-_NO_DEEP_GEMM = {"qwen3_5_text": (100, 120), "qwen3_5_moe_text": (100, 120), "kolibri1": (120,)}
-
-
-def has_deep_gemm(runtime: Runtime) -> bool:
-    """Whether DeepGEMM serves FP8 block matrices of this model on this card."""
-    family = runtime.sm // 10 * 10
-    supported = family in (90, 100, 120) and runtime.has("deep_gemm")
-    return supported and family not in _NO_DEEP_GEMM.get(runtime.model_type, ())
-
-
-def linear_backend(kind: Kind, runtime: Runtime) -> Backend:
-    """The kernel family a quantised linear layer runs on.
-    Source: vllm 0.33.0 model_executor/kernels/linear/__init__.py, first supported of each list."""
-    if kind is Kind.FP8_BLOCK:
-        if has_deep_gemm(runtime):
-            return Backend.DEEP_GEMM
-        return Backend.MARLIN if runtime.sm < 90 else Backend.CUTLASS
-    if kind in (Kind.FP8_TENSOR, Kind.FP8_CHANNEL):
-        return Backend.MARLIN if runtime.sm < 89 else Backend.CUTLASS
-    if kind in (Kind.NVFP4, Kind.MXFP4, Kind.MXFP8):
-        return Backend.MARLIN if runtime.sm < 100 else Backend.FLASHINFER_CUTLASS
-    if kind is Kind.INT:
-        return Backend.MACHETE if runtime.sm // 10 == 9 else Backend.MARLIN
-    return Backend.NATIVE
-
-
-def expert_backend(kind: Kind, runtime: Runtime, *, biased: bool = False) -> Backend:
-    """The kernel family routed experts run on; `biased` marks gpt-oss, the one MXFP4 model with expert biases.
-    Source: vllm 0.33.0 fused_moe/oracle (nvfp4, mxfp4, fp8, unquantized), run per capability."""
-    family, flashinfer = runtime.sm // 10 * 10, runtime.has("flashinfer")
-    if kind is Kind.MXFP4:
-        if runtime.sm < 90:
-            return Backend.MARLIN
-        if family == 90:
-            return Backend.TRITON if biased else Backend.MARLIN
-        if family in (100, 110) and flashinfer:
-            return Backend.FLASHINFER_TRTLLM
-        if biased:
-            return Backend.TRITON if family in (100, 110) else Backend.MARLIN
-        return Backend.DEEP_GEMM if runtime.has("deep_gemm") else Backend.MARLIN
-    if kind is Kind.NVFP4:
-        if runtime.sm < 100:
-            humming = family == 90 and runtime.has("humming") and runtime.release >= (0, 33, 0)
-            return Backend.HUMMING if humming else Backend.MARLIN
-        if family in (100, 110) and flashinfer:
-            return Backend.FLASHINFER_TRTLLM
-        return Backend.FLASHINFER_CUTLASS if flashinfer else Backend.CUTLASS
-    if kind is Kind.FP8_BLOCK:
-        if runtime.sm < 89:
-            return Backend.MARLIN
-        if family in (100, 110) and flashinfer:
-            return Backend.FLASHINFER_TRTLLM
-        return Backend.DEEP_GEMM if family in (100, 120) and has_deep_gemm(runtime) else Backend.TRITON
-    if kind in (Kind.FP8_TENSOR, Kind.FP8_CHANNEL, Kind.MXFP8):
-        if runtime.sm < 89:
-            return Backend.MARLIN
-        if kind is Kind.FP8_TENSOR and flashinfer and runtime.sm >= 90:
-            return Backend.FLASHINFER_TRTLLM if family in (100, 110) else Backend.FLASHINFER_CUTLASS
-        return Backend.TRITON
-    if kind is Kind.INT:
-        return Backend.MARLIN
-    return Backend.FLASHINFER_TRTLLM if family in (100, 110) and flashinfer else Backend.TRITON
-
-
 def linear_tensors(scheme: Scheme, outs: Sequence[int], inner: int, biased: bool, runtime: Runtime) -> Tensors:
     """Tensors of a linear layer of merged outputs `outs` (rows on this rank) over `inner` columns on this rank."""
     rows, wide = sum(outs), runtime.float_bytes
     bias = (rows * wide,) if biased else ()
-    backend = linear_backend(scheme.kind, runtime)
+    backend = linear_backend(scheme, runtime)
     created: Sizes
     loaded: Sizes
     match scheme.kind:
@@ -223,7 +126,7 @@ class ExpertShape(NamedTuple):
 
 def expert_tensors(scheme: Scheme, shape: ExpertShape, runtime: Runtime) -> Tensors:
     """Tensors of one layer's routed experts on a rank: all experts in one tensor for each of the two steps."""
-    backend = expert_backend(scheme.kind, runtime, biased=shape.biased)
+    backend = expert_backend(scheme, runtime, biased=shape.biased)
     wide = runtime.float_bytes
     ups = 2 if shape.gated else 1
     n, inter, hidden = shape.number, shape.inter, shape.hidden
@@ -260,7 +163,7 @@ def expert_refusal(scheme: Scheme, shape: ExpertShape, runtime: Runtime) -> str 
     """Why the engine fails to prepare these experts, or None. CUTLASS kernels take gated NVFP4 experts only where both
     up projections together are a multiple of 128 rows.
     Source: vllm 0.33.0 layers/quantization/utils/flashinfer_fp4_moe.py; met at load, after the backend was chosen."""
-    backend = expert_backend(scheme.kind, runtime, biased=shape.biased)
+    backend = expert_backend(scheme, runtime, biased=shape.biased)
     cutlass = backend in (Backend.FLASHINFER_CUTLASS, Backend.CUTLASS)
     if scheme.kind is Kind.NVFP4 and cutlass and shape.gated and 2 * shape.inter % 128:
         return (

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from .choices import Runtime
 from .deployment import Deployment
 from .facts import Quantization
 from .geometry import Geometry
-from .kernels import Runtime, Sizes, Tensors
+from .kernels import Sizes, Tensors
 from .sharding import Part
 
 

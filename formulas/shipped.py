@@ -9,8 +9,9 @@ from importlib.resources import files
 from typing import Any
 
 from .calibrate import Point
-from .errors import BadInput
 from .facts import Facts
+from .tables import engine_table as engine_table
+from .tables import engine_tables as engine_tables
 
 
 @cache
@@ -41,26 +42,6 @@ def passed_over() -> tuple[tuple[str, str], ...]:
 
 def _lines(*names: str) -> list[str]:
     return [line for name in names for line in _text(name).splitlines()]
-
-
-@cache
-def engine_table(version: str) -> Mapping[str, Any]:
-    """What that vLLM release accepts on each card (formulas/engines.py reads it). BadInput where no table ships."""
-    if version not in engine_tables():
-        known = ", ".join(engine_tables())
-        raise BadInput(
-            f"vllm {version}: expected a release with a shipped table ({known}); its gates are unknown",
-            hint="ask that engine itself: --engine-python PATH",
-        )
-    table: Mapping[str, Any] = json.loads(_text(f"engine_vllm_{version}.json"))
-    return table
-
-
-@cache
-def engine_tables() -> tuple[str, ...]:
-    """The vLLM releases whose tables ship."""
-    names = (file.name for file in files("formulas").joinpath("data").iterdir())
-    return tuple(sorted(name[len("engine_vllm_") : -len(".json")] for name in names if name.startswith("engine_vllm_")))
 
 
 @cache

@@ -11,15 +11,16 @@ from typing import NamedTuple
 
 from .allocator import Pool
 from .architectures import expected_weights
+from .choices import Runtime
 from .deployment import Deployment
 from .facts import Facts, Quantization
 from .formats import assign
 from .geometry import Geometry
-from .kernels import Runtime
 from .modules import build
 from .place import Built, Place
 from .releases import rules
 from .schemes import PLAIN, Weight, read_weights
+from .tables import table_for
 from .tensors import TensorGroup
 from .units import MIB
 
@@ -57,7 +58,7 @@ def weights(
     what the checkpoint must contain, and the evidence is `config`.
 
     Domain: vLLM on CUDA cards, 0.25 to 0.33. Held to the engine's own modules and to measured runs by tests."""
-    place = Place(geometry, quantization, deployment, _runtime(geometry, deployment), rank)
+    place = Place(geometry, quantization, deployment, runtime_of(geometry, deployment), rank)
     if groups is not None:
         known, reasons = read_weights(groups, len(geometry.layers) or None), geometry.unmodelled
     else:
@@ -84,7 +85,8 @@ def _requantised(known: list[Weight], place: Place, unmodelled: list[str]) -> li
     return known
 
 
-def _runtime(geometry: Geometry, deployment: Deployment) -> Runtime:
+def runtime_of(geometry: Geometry, deployment: Deployment) -> Runtime:
+    """What decides kernels for this model under this deployment, with the release's own table where one ships."""
     return Runtime(
         sm=deployment.sm or 90,
         release=deployment.release,
@@ -93,6 +95,7 @@ def _runtime(geometry: Geometry, deployment: Deployment) -> Runtime:
         tensor_parallel=deployment.tp,
         model_type=geometry.text_model_type or "",
         float_bytes=4 if (deployment.dtype if deployment.dtype != "auto" else geometry.dtype) == "float32" else 2,
+        table=table_for(deployment.release),
     )
 
 

@@ -6,12 +6,13 @@ v1/sample/rejection_sampler.py, v1/worker/gpu/sample/sampler.py, config/vllm.py 
 
 from __future__ import annotations
 
+from .choices import Backend, expert_backend
 from .deployment import Deployment
 from .geometry import Geometry, State
-from .kernels import Backend, Runtime, expert_backend
 from .releases import rules
-from .schemes import Kind
+from .schemes import Kind, Scheme
 from .step import Shapes, need
+from .weights import runtime_of
 
 STREAMING_PROCESSORS = 132  # of an H100 or H200; rows the top-k kernel works on at once
 LARGEST_PICTURE_TOKENS = 16_384  # merged tokens of the largest picture a Qwen processor makes
@@ -28,12 +29,8 @@ def expert_workspace(shapes: Shapes) -> int:
     experts, deployment = shapes.geometry.experts, shapes.deployment
     if experts is None or shapes.geometry.text_model_type == "gpt_oss":
         return 0
-    runtime = Runtime(
-        sm=deployment.sm or 90, release=deployment.release, without=deployment.without,
-        expert_parallel=deployment.expert_parallel, tensor_parallel=deployment.tp,
-        model_type=shapes.geometry.text_model_type or "",
-    )  # fmt: skip
-    backend = expert_backend(shapes.expert, runtime)
+    scheme = Scheme(shapes.expert, group=32, inputs=True)
+    backend = expert_backend(scheme, runtime_of(shapes.geometry, deployment))
     split = 1 if deployment.expert_parallel else shapes.tp * deployment.dp
     size = need(experts.intermediate_size, "moe_intermediate_size") // split
     hidden = experts.latent_size or shapes.hidden

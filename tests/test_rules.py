@@ -11,7 +11,7 @@ ROOT = Path(__file__).parent.parent
 ORDER = {"formulas": 0, "screen": 1, "stage": 2}
 # Where files, clocks and processes are met. (formulas/probe is run by the interpreter of somebody's engine, not by ours.)
 SHELL = {
-    "formulas": {"cli", "console", "shipped", "own", "plot", "live"},
+    "formulas": {"cli", "console", "shipped", "tables", "own", "plot", "live"},
     "screen": {"cli", "hub", "cache", "local", "demohub", "report"},
     "stage": {"cli", "store", "sources", "fetch", "execute", "serve"},
 }

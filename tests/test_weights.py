@@ -9,10 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from formulas.allocator import Pool
+from formulas.choices import Runtime
 from formulas.deployment import Deployment, parse_capability, parse_version
 from formulas.facts import Quantization
 from formulas.geometry import parse_geometry
-from formulas.kernels import ExpertShape, Runtime, expert_tensors, linear_tensors
+from formulas.kernels import ExpertShape, expert_tensors, linear_tensors
 from formulas.schemes import Kind, Scheme
 from formulas.units import MIB
 from formulas.weights import weights
@@ -179,7 +180,7 @@ def test_pipeline_stages_share_all_layers(pp):
 def test_what_an_engine_refuses_is_unknown_with_its_reason():
     three = weights(small_moe(heads=16), None, None, Deployment(tp=3))
     assert three.allocated is None
-    assert "not divisible by --tensor-parallel-size 3" in three.unmodelled[0]
+    assert "not divisible by 3 ranks" in three.unmodelled[0]
     uncut = weights(small_moe(), FP8, None, Deployment(tp=16, capability="9.0"))
     assert any("tiles" in reason for reason in uncut.unmodelled)
     silent = weights(small_moe(), FP8, None, Deployment())
