@@ -86,6 +86,7 @@ def point_of(
         deployment=deployment,
         measured=measured,
         rounding=rounding,
+        held_out=True,  # the shipped coefficients know nothing of it
         source=f"start-up log, vllm {log.version or deployment.version}",
     )
 

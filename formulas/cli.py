@@ -261,8 +261,13 @@ def score_command(
                 "measured_bytes": each.measured, "error_percent": each.error_percent, "held_out": each.held_out,
             })  # fmt: skip
         return YES
-    titles = {"seen while fitting": False, "held out": True}
-    groups = [(title, [s for s in scores if s.held_out is held]) for title, held in titles.items()]
+    off_logs = {case.point.point for case in cases if case.point.rounding}  # printed figures, by other people's engines
+    held = [s for s in scores if s.held_out]
+    groups = [
+        ("seen while fitting", [s for s in scores if not s.held_out]),
+        ("held out, read from the engine", [s for s in held if s.point not in off_logs]),
+        ("held out, read off public logs", [s for s in held if s.point in off_logs]),
+    ]
     shown = ordered if every else [s for s in ordered if s.formula == chosen[0].name or len(chosen) == 1][:20]
     data("\n".join([*report.scores(shown), "", *report.summary([(t, summaries(rows)) for t, rows in groups if rows])]))
     if formula is None:

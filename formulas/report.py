@@ -194,5 +194,5 @@ def _reading(found: KvReading) -> list[str]:
             "  state blocks are kept at any length and blocks are whole: bytes are not in proportion to tokens",
         ]
     if found.own_needed_bytes is not None and abs(found.own_needed_bytes / found.needed_bytes - 1) > 0.02:
-        lines.append("  that engine's request needs other bytes than this plan's: it planned otherwise; how is not known")
+        lines.append("  that engine needs other bytes than this plan for one request: it planned otherwise")
     return lines
