@@ -83,7 +83,8 @@ def _terms(answer: Estimate, rank: PerRank) -> Rows:
 
 def _parts(rank: PerRank) -> Rows:
     """The weights by part, as loaded; the drafter's in a column of its own."""
-    names = sorted({*rank.by, *rank.mtp_by}, key=lambda name: -(rank.by.get(name, 0) + rank.mtp_by.get(name, 0)))
+    sizes = {name: rank.by.get(name, 0) + rank.mtp_by.get(name, 0) for name in {*rank.by, *rank.mtp_by}}
+    names = sorted(sizes, key=lambda name: (-sizes[name], name))
     head = ["weights by part", "GiB", *(["MTP GiB"] if rank.mtp_by else [])]
     rows = [head]
     for name in names:
