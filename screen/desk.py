@@ -22,7 +22,7 @@ from formulas.units import MIB, human
 from .cache import Cache
 from .hub import Hub, connect
 from .local import Local
-from .pacing import Wait
+from .pacing import Wait, once
 from .repo import parse_repo_line
 from .survey import Line
 
@@ -104,7 +104,7 @@ def opened(
             names = list(descriptions())
             endpoint, token = ending.enter_context(served()).endpoint, ""
             cache_dir = cache_dir or Path(ending.enter_context(tempfile.TemporaryDirectory(ignore_cleanup_errors=True)))
-        desk = Desk(lambda: connect(endpoint, token, on_event=_show_wait))
+        desk = Desk(lambda: connect(endpoint, token, on_event=once(_show_wait)))
         ending.callback(desk.close)
         cache = Cache(cache_dir or default_cache_dir())
         yield desk, cache, names

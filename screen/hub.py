@@ -28,7 +28,7 @@ from .refusals import refusal
 from .repo import Entry, Revision, Tree, is_commit, is_repo, parse_tree
 from .source import ModelInfo, RepoInfo, digest, name
 from .transport import Cost, Exchange, Patience, Transport, chunks, origin
-from .wire import Limits, RangeIgnored, Throttled, WrongRange
+from .wire import Down, Limits, RangeIgnored, Throttled, WrongRange
 
 PAGE_CAP = 64 * MIB  # of one API answer
 METADATA_CAP = 1024 * MIB  # of the one-request header route
@@ -134,7 +134,7 @@ class Hub:
                     for data in chunks(body, stop - start):
                         start, failures = start + len(data), 0
                         yield data
-            except Throttled:
+            except (Throttled, Down):
                 raise
             except HubUnavailable as error:
                 self.renew(repo, commit, path)
@@ -294,7 +294,7 @@ class Hub:
             ends = began + self.limits.call_seconds + patience.waited
             try:
                 return attempt(patience, ends)
-            except Throttled:
+            except (Throttled, Down):
                 raise
             except HubUnavailable as error:
                 failures += 1

@@ -10,10 +10,13 @@ from __future__ import annotations
 import random
 import re
 import threading
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 from urllib.parse import urlsplit
+
+from formulas.errors import HubUnavailable
 
 _LEFT = re.compile(r'"([^"]+)"\s*;\s*r=([0-9]{1,9})\s*;\s*t=([0-9]{1,9})(?![0-9])')
 _QUOTA = re.compile(r'"([^"]+)"\s*;\s*q=([0-9]{1,9})(?![0-9])')
@@ -110,6 +113,67 @@ class Pacer:
             window = self._windows.setdefault((origin, bucket), _Window(0, None, 0.0))
             window.left, window.ends = 0, now + seconds
         return Wait(origin, bucket, seconds, "it answered 429")
+
+
+class Outages:
+    """Origins that no connection reaches: after `tries` failures in a row and `seconds` without one that did not fail,
+    one caller at a time still tries, and the others are told at once what the last one was told."""
+
+    def __init__(self, tries: int, seconds: float) -> None:
+        self._tries, self._seconds, self._lock = tries, seconds, threading.Lock()
+        self._down: dict[str, _Outage] = {}
+
+    def claim(self, origin: str, now: float) -> HubUnavailable | None:
+        """None for a caller that may try; else why it need not."""
+        with self._lock:
+            outage = self._down.get(origin)
+            if outage is None or outage.failures < self._tries or now - outage.since < self._seconds:
+                return None
+            if now < outage.tried + _BETWEEN_TRIES or outage.trying:
+                return outage.error
+            outage.trying = True
+            return None
+
+    def learn(self, origin: str, error: HubUnavailable | None, now: float) -> None:
+        """Takes in that a connection was had, or why not."""
+        with self._lock:
+            if error is None:
+                self._down.pop(origin, None)
+                return
+            outage = self._down.setdefault(origin, _Outage(error, now))
+            outage.failures += 1
+            outage.error, outage.tried, outage.trying = error, now, False
+
+
+@dataclass
+class _Outage:
+    error: HubUnavailable
+    since: float
+    failures: int = 0
+    tried: float = 0.0
+    trying: bool = False
+
+
+_BETWEEN_TRIES = 1.0  # seconds
+
+
+def once(show: Callable[[Wait], None]) -> Callable[[Wait], None]:
+    """`show` for the first of the threads that wait for the same, and again when that wait has long been over."""
+    lock, shown = threading.Lock(), dict[tuple[str, str], float]()
+
+    def show_once(wait: Wait) -> None:
+        now, key = time.monotonic(), (wait.origin, wait.because)
+        with lock:
+            new = now >= shown.get(key, 0.0)
+            if new:
+                shown[key] = now + max(_QUIET_SECONDS, wait.seconds)
+        if new:
+            show(wait)
+
+    return show_once
+
+
+_QUIET_SECONDS = 10.0  # a server that says no once a second is reported less often
 
 
 def _kind(url: str) -> str:

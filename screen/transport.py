@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import http.client
 import random
@@ -15,8 +16,8 @@ import urllib3
 
 from formulas.errors import HubMisbehaved, HubUnavailable
 
-from .pacing import Pacer, Wait
-from .wire import Cut, Limits, Lines, Meter, Throttled, WireErrors, current
+from .pacing import Outages, Pacer, Wait
+from .wire import Cut, Down, Limits, Lines, Meter, Throttled, WireErrors, current
 
 REDIRECTS = frozenset({301, 302, 303, 307, 308})
 MAX_REDIRECTS = 10
@@ -164,6 +165,7 @@ class Transport:
         self._lanes: dict[str, threading.Semaphore] = {}
         self._live: set[Meter] = set()
         self._lines = Lines(self.limits.connections)
+        self._outages = Outages(self.limits.retries + 1, self.limits.connect_seconds)
 
     def close(self) -> None:
         """Ends every wait and every read in flight: their threads raise, new requests are refused."""
@@ -181,7 +183,7 @@ class Transport:
         """The answer to one GET, redirects followed; any status but a redirect or 429 is the caller's to judge.
 
         `ends` is the monotonic time by which the whole answer must be in; waits for rate limits, bounded by
-        `patience`, move it. Raises Throttled, Stalled, Slow, Cut, HubUnavailable, HubMisbehaved.
+        `patience`, move it. Raises Throttled, Down, Stalled, Slow, Cut, HubUnavailable, HubMisbehaved.
         """
         patience = patience or Patience(self.limits)
         waited_before, trusted, hops = patience.waited, True, list[Hop]()
@@ -207,10 +209,10 @@ class Transport:
                 exchange.drain()
             hops.append(Hop(url, exchange.status, exchange.headers))
             url = _follow(url, location, subject)
-            if len(hops) > MAX_REDIRECTS or urlsplit(url).scheme not in ("http", "https"):
-                raise HubMisbehaved(
-                    f"{subject}: expected at most {MAX_REDIRECTS} redirects over HTTP, got one more or another scheme"
-                )
+            if urlsplit(url).scheme not in ("http", "https"):
+                raise HubMisbehaved(f"{subject}: expected a redirect over HTTP, got one to {url[:80]!r}; not followed")
+            if len(hops) > MAX_REDIRECTS:
+                raise HubMisbehaved(f"{subject}: expected at most {MAX_REDIRECTS} redirects, got another; not followed")
 
     def pause(self, failures: int) -> None:
         """Backs off after the `failures`-th failure in a row: the base doubled each time, up to 8 s, with jitter."""
@@ -235,14 +237,17 @@ class Transport:
         try:
             if self._closed.is_set():
                 raise HubUnavailable(f"{subject}: this client was closed; nothing was asked")
+            if (error := self._outages.claim(place, time.monotonic())) is not None:
+                raise Down(f"{subject}: {error.message}; not tried again", hint=error.hint, code=error.code)
+            with WireErrors(subject):
+                line = self._lines.line(place)
             cost.add(requests=1) if place == self.home else cost.add(cdn_requests=1)
             current.meter = meter
             connect = min(limits.connect_seconds, max(0.01, ends - time.monotonic()))
             asked = {"User-Agent": self._agent, "Accept-Encoding": "identity", "Accept": "*/*", **headers}
             if trusted and self._token:
                 asked["Authorization"] = f"Bearer {self._token}"
-            with WireErrors(subject):
-                line = self._lines.line(place)
+            with self._noting(place, meter), WireErrors(subject):
                 response = line.pool.urlopen(
                     "GET", url if line.whole_urls else _target(url), headers=asked | line.headers,
                     retries=False, redirect=False, assert_same_host=False, preload_content=False, decode_content=False,
@@ -255,6 +260,20 @@ class Transport:
             raise
         finally:
             current.meter = None
+
+    @contextlib.contextmanager
+    def _noting(self, place: str, meter: Meter) -> Iterator[None]:
+        """Notes whether the request inside got a connection to send it on."""
+        failed: HubUnavailable | None = None
+        try:
+            yield
+        except HubUnavailable as error:
+            if meter.socket is None:
+                reason = error.message.removeprefix(f"{meter.subject}: ")
+                failed = HubUnavailable(reason, hint=error.hint, code=error.code)
+            raise
+        finally:
+            self._outages.learn(place, failed, time.monotonic())
 
     def _lane(self, place: str) -> threading.Semaphore:
         with self._lock:

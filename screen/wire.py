@@ -4,7 +4,8 @@ A timeout of the HTTP library ends where a byte arrives; a server that sends one
 it. Here every read of the socket, below the HTTP parser, is given what is left of all deadlines. Errors tell apart
 what a caller acts on differently:
 
-    HubUnavailable   Stalled (no byte in time), Slow (under the floor), Cut, Expired (signed URL), Throttled (429)
+    HubUnavailable   Stalled (no byte in time), Slow (under the floor), Cut, Expired (signed URL), Throttled (429),
+                     Down (an origin that others could not reach just now)
     HubMisbehaved    RangeIgnored (200), WrongRange (Content-Range), RangeRefused (416)
 """
 
@@ -13,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import http.client
 import io
+import re
 import socket
 import threading
 import time
@@ -61,6 +63,10 @@ class Throttled(HubUnavailable):
     def __init__(self, message: str, *, wait: float):
         super().__init__(message, hint="run again later; a token (HF_TOKEN) raises the limit")
         self.wait = wait
+
+
+class Down(HubUnavailable):
+    """The origin could not be reached for so long that this request was not tried; the code is the last failure's."""
 
 
 class RangeIgnored(HubMisbehaved):
@@ -237,15 +243,21 @@ class Lines:
         self._lines: dict[str, Line] = {}
 
     def line(self, place: str) -> Line:
-        """The line to an origin."""
+        """The line to an origin. Raises HubUnavailable where its proxy is of a kind that needs a library we lack."""
         found = self._lines.get(place)
         if found is None:
             session, url = requests.Session(), f"{place}/"
             request = session.prepare_request(requests.Request("GET", url, auth=lambda request: request))
             settings = session.merge_environment_settings(url, {}, True, None, None)
             proxies, verify = settings["proxies"], settings["verify"]
-            pool: Any = self._adapter.get_connection_with_tls_context(request, verify, proxies)
             proxy = select_proxy(url, proxies)
+            try:
+                pool: Any = self._adapter.get_connection_with_tls_context(request, verify, proxies)
+            except requests.exceptions.InvalidSchema as error:
+                raise HubUnavailable(
+                    f"{place}: expected a proxy that can be used, got {_unsigned(proxy)} ({error}); nothing was asked",
+                    code="proxy", retry=False, hint="unset ALL_PROXY, HTTPS_PROXY, HTTP_PROXY, or pip install pysocks",
+                ) from None  # fmt: skip
             whole = self._adapter.request_url(request, proxies) == url
             headers = self._adapter.proxy_headers(proxy) if proxy and whole else {}
             found = self._lines[place] = Line(pool, whole, headers)
@@ -282,13 +294,22 @@ class WireErrors:
                 ) from None  # fmt: skip
             case urllib3.exceptions.NewConnectionError():
                 raise HubUnavailable(
-                    f"{subject}: no connection ({reason})", code="unreachable",
+                    f"{subject}: no connection ({_POOL_WORDS.sub('', reason)})", code="unreachable",
                     hint="is the network up, and HF_ENDPOINT (or --endpoint) right?",
                 ) from None  # fmt: skip
             case urllib3.exceptions.TimeoutError() | TimeoutError():
                 raise Stalled(f"{subject}: expected an answer, got none in time ({reason})") from None
             case urllib3.exceptions.HTTPError() | http.client.HTTPException() | OSError():
                 raise Cut(f"{subject}: the connection broke ({reason})") from None
+
+
+_POOL_WORDS = re.compile(r"^\w+: \w+\(host=.*?\): (?:Failed to establish a new connection: )?")
+
+
+def _unsigned(proxy: str | None) -> str:
+    """A proxy without the user and password that may stand in it."""
+    scheme, mark, rest = (proxy or "").rpartition("://")
+    return f"{scheme}{mark}{rest.rpartition('@')[2]}"
 
 
 def _root(error: BaseException) -> BaseException:

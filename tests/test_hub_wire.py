@@ -2,6 +2,7 @@
 
 import math
 import socket
+import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -14,6 +15,7 @@ from loopback import CLOSE, Loopback, elapsed, ranged, reply
 
 from formulas.errors import BadInput, HubMisbehaved, HubUnavailable, NotFound
 from screen.hub import Hub
+from screen.pacing import Outages, Wait, once
 from screen.repo import Blob, Entry
 from screen.transport import Cost
 from screen.wire import Cut, Expired, Limits, RangeIgnored, RangeRefused, Slow, Stalled, Throttled, WrongRange
@@ -85,10 +87,13 @@ def test_netrc_and_cookies_are_not_used(tmp_path, monkeypatch):
         assert not any({"authorization", "cookie"} & r.headers.keys() for r in server.requests)
 
 
-@pytest.mark.parametrize("location", ["/again", "ftp://127.0.0.1/x", "file:///etc/hostname"])
-def test_endless_or_odd_redirects_are_refused(location):
+@pytest.mark.parametrize(("location", "said"), [
+    ("/again", "at most 10 redirects, got another"), ("ftp://127.0.0.1/x", "over HTTP, got one to 'ftp://127"),
+    ("file:///etc/hostname", "over HTTP, got one to 'file:///"),
+])  # fmt: skip
+def test_endless_or_odd_redirects_are_refused(location, said):
     with Loopback(lambda r: reply(302, b"", {"Location": location})) as server:
-        with pytest.raises(HubMisbehaved, match="redirects"):
+        with pytest.raises(HubMisbehaved, match=said):
             read(hub(server))
         assert len(server.requests) <= 11
 
@@ -433,6 +438,76 @@ def test_nobody_listening_is_unreachable_with_a_hint():
         hub(server).resolve("org/name", "main", Cost())
     assert caught.value.code == "unreachable"
     assert "HF_ENDPOINT" in caught.value.hint
+
+
+def test_an_origin_nobody_reaches_is_not_tried_by_each_caller_anew():
+    limits = replace(CALM, connect_seconds=0.3, retries=2, backoff_seconds=0.2)
+    with Loopback(lambda r: reply(404)) as server:
+        port = int(server.netloc.rpartition(":")[2])
+    with hub(server, limits=limits) as client:
+        costs = [Cost() for _ in range(30)]
+
+        def code(cost):
+            with pytest.raises(HubUnavailable) as caught:
+                client.resolve("org/name", "main", cost)
+            assert "Connection refused" in caught.value.message
+            assert caught.value.hint
+            return caught.value.code, caught.value.retry
+
+        with ThreadPoolExecutor(4) as pool:
+            assert set(pool.map(code, costs)) == {("unreachable", True)}
+        assert sum(cost.requests for cost in costs) < 4 * 3 + 5  # the first four in full; of the rest one a second
+        with socket.create_server(("127.0.0.1", port)) as back:
+            threading.Thread(target=answer_once, args=(back,)).start()
+            time.sleep(1.05)  # the bound within which an origin that is back is found
+            with pytest.raises(NotFound):
+                client.resolve("org/name", "main", Cost())
+
+
+def answer_once(server):
+    connection, _ = server.accept()
+    with connection:
+        connection.recv(65536)
+        connection.sendall(b"HTTP/1.1 404 X\r\nContent-Length: 0\r\n\r\n")
+
+
+def test_an_origin_that_can_be_reached_again_is_up_for_all():
+    outages = Outages(2, 10.0)
+    failed = HubUnavailable("no connection")
+    for now in (0.0, 1.0, 9.0):
+        outages.learn("a", failed, now)
+        assert outages.claim("a", now) is None  # not for long enough yet
+    assert outages.claim("b", 11.0) is None
+    assert outages.claim("a", 11.0) is None  # this one tries
+    assert outages.claim("a", 11.1) is failed
+    outages.learn("a", failed, 12.0)
+    assert outages.claim("a", 12.5) is failed
+    assert outages.claim("a", 13.5) is None
+    outages.learn("a", None, 13.6)
+    assert outages.claim("a", 13.7) is outages.claim("a", 13.7) is None
+
+
+def test_a_wait_is_said_once_for_all_threads():
+    said = []
+    show = once(said.append)
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(show, [Wait("http://a", "api", 1.0, "it answered 429")] * 50))
+    show(Wait("http://a", "api", 1.0, "its rate limit is used up"))
+    show(Wait("http://b", "api", 1.0, "it answered 429"))
+    assert [(wait.origin, wait.because) for wait in said] == [
+        ("http://a", "it answered 429"), ("http://a", "its rate limit is used up"), ("http://b", "it answered 429"),
+    ]  # fmt: skip
+
+
+def test_a_socks_proxy_without_its_library_is_named_and_not_tried_again(monkeypatch):
+    monkeypatch.setitem(sys.modules, "socks", None)  # importing it fails, as where it is not installed
+    for variable in ("HTTP_PROXY", "http_proxy", "NO_PROXY", "no_proxy"):
+        monkeypatch.setenv(variable, "" if "no" in variable.lower() else "socks5h://me:hushhush@127.0.0.1:1080")
+    cost = Cost()
+    with pytest.raises(HubUnavailable, match=r"socks5h://127\.0\.0\.1:1080") as caught:
+        Hub("http://hub.invalid", limits=QUICK).resolve("o/n", "main", cost)
+    assert (caught.value.code, caught.value.retry, cost.requests) == ("proxy", False, 0)
+    assert "hushhush" not in caught.value.message
 
 
 @pytest.mark.parametrize("endpoint", ["huggingface.co", "ftp://host", "http://", ""])
