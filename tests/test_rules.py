@@ -9,7 +9,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 ORDER = {"formulas": 0, "screen": 1, "stage": 2}
-# Where files, clocks and processes are met. (formulas/probe is run by the interpreter of somebody's engine, not by ours.)
+# Where files, clocks and processes are met. (formulas/probe is run by the interpreter of an engine, not by ours.)
 SHELL = {
     "formulas": {"cli", "console", "shipped", "tables", "own", "plot", "live"},
     "screen": {"cli", "hub", "cache", "local", "demohub", "report"},
