@@ -7,6 +7,7 @@ from typing import Any
 
 from .console import table
 from .deployment import Deployment
+from .engines import spoken
 from .facts import Document, Facts
 from .refusals import Refusal
 from .units import human
@@ -77,7 +78,7 @@ def beside(answer: Mapping[str, Any], facts: Facts, deployment: Deployment) -> B
         engine=f"vllm {answer['vllm']}",
         capability=str(answer["capability"]),
         rank=rank,
-        refused=f"{refused['message']} ({refused['where']})" if refused else None,
+        refused=f"{spoken(refused['message'])} ({refused['where']})" if refused else None,
         closed_refused=tuple(str(reason) for reason in held.unmodelled if isinstance(reason, Refusal)),
         stage="loaded" if loaded else "created",
         parts=parts,

@@ -17,6 +17,7 @@ An empty set accepts; `mode` is "tp", "ep" or "without LIBRARY". Pure.
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -276,8 +277,19 @@ def _kernels(table: Table, capability: str, format: str, part: str, parallel: st
     accepted = tuple(name for name, why in verdicts.items() if why is None)
     refused = {name: reasons[why] for name, why in verdicts.items() if why is not None}
     words = said.get("refused", said.get("experts_refused") if part == "moe" else None)
-    refusal = None if words is None else reasons[words]
+    refusal = None if words is None else spoken(reasons[words])
     return KernelGate(format, said[part], accepted, refused, refusal)
+
+
+def spoken(message: str) -> str:
+    """An engine's words; where it raised a template with its values beside it, the two put together."""
+    if not message.startswith("('"):
+        return message
+    try:
+        template, *values = ast.literal_eval(message)
+        return str(template % tuple(values))
+    except (ValueError, SyntaxError, TypeError):
+        return message
 
 
 # ------------------------------------------------------------------------------------------ what a kernel means

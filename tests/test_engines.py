@@ -25,6 +25,7 @@ from formulas.engines import (
     meaning,
     moe_gates,
     since,
+    spoken,
     unreadable,
 )
 from formulas.errors import BadInput
@@ -218,6 +219,14 @@ def test_a_build_is_asked_in_the_engines_own_words():
         build_question({}, Deployment(pp=2))
 
 
+@pytest.mark.parametrize(("message", "words"), [
+    ("('no %s for %d', 'kernel', 4)", "no kernel for 4"), ("('cut off at the %s', 'e", "('cut off at the %s', 'e"),
+    ("('a %s',)", "('a %s',)"), ("plain words, 100 %", "plain words, 100 %"),
+])  # fmt: skip
+def test_templates_are_put_together_with_their_values(message, words):
+    assert spoken(message) == words
+
+
 # ------------------------------------------------------------------------------------------ the probe
 
 
@@ -269,7 +278,7 @@ def test_allocator_rules():
     ("model.layers.0.mlp.gate.weight", "router"), ("model.layers.0.mlp.experts.w13_weight", "expert"),
     ("model.layers.0.mlp.shared_expert.up_proj.weight", "shared_expert"), ("visual.blocks.0.attn.qkv.weight", "vision"),
     ("model.layers.0.linear_attn.norm.weight", "linear_attention"), ("model.rotary_emb.cos_sin_cache", "rope_cache"),
-    ("something.else", "other"),
+    ("something.else", "other"), ("model.embedding.weight", "embed"),
 ])  # fmt: skip
 def test_parts_by_module_name(name, part):
     assert part_of(name) == part

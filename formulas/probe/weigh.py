@@ -12,7 +12,7 @@ PARTS = [(part, re.compile(pattern)) for part, pattern in [
     ("rope_cache", r"cos_sin_cache|rotary_emb|inv_freq"),
     ("ple", r"(^|\.)ple\.|\.ple_|embed_tokens_per_layer|per_layer_|engram|ngram"),
     ("hyper_connection", r"(^|\.|_)hc_|hyper_conn|\.mhc"),
-    ("embed", r"embed_tokens|word_embeddings|(^|\.)(wte|embed|embeddings|tok_embeddings|wpe)\."),
+    ("embed", r"embed_tokens|word_embeddings|(^|\.)(wte|embed|embeddings?|tok_embeddings|wpe)\."),
     ("lm_head", r"(^|\.)(lm_head|shared_head\.head|output)\."),
     ("shared_expert", r"shared_expert|shared_mlp"),
     ("router", r"(^|\.)(mlp|feed_forward|block_sparse_moe|moe|mixer|router)\.(gate|router|e_score\w*)\b"
