@@ -85,7 +85,8 @@ def qsa_refusal(geometry: Geometry, deployment: Deployment, quantization: Quanti
     stated = stated_kv_dtype(deployment, quantization)
     if stated not in ("auto", "bfloat16", "fp8", "fp8_e4m3"):
         return f"Qwen4Exp QSA requires a BF16 or FP8-e4m3 main KV cache, not {stated}"
-    if quantization is not None and quantization.config.get("kv_cache_scheme") is not None:
+    own = quantization.config.get("kv_cache_scheme") if quantization is not None else None
+    if own is not None and quantization is not None and quantization.method == "compressed-tensors":
         return "Qwen4Exp QSA does not support KV quantization, and the checkpoint has a kv_cache_scheme"
     if deployment.dcp > 1:
         return "Qwen4Exp QSA does not support context parallelism"
