@@ -20,6 +20,7 @@ from .deployment import Deployment
 from .facts import Quantization
 from .geometry import Geometry, State
 from .kv import Plan
+from .lengths import served
 from .releases import rules
 from .units import GIB, MIB, human
 from .workspaces import runs_second
@@ -80,7 +81,7 @@ def filled(deployment: Deployment, card: Card, geometry: Geometry) -> Deployment
     update = {
         "gpu_memory_utilization": deployment.gpu_memory_utilization or rule.utilization,
         "max_num_batched_tokens": deployment.max_num_batched_tokens or tokens,
-        "max_model_len": deployment.max_model_len or geometry.max_position_embeddings,
+        "max_model_len": served(geometry, deployment),
         "capability": deployment.capability or card.capability,
     }
     rows = deployment.max_num_seqs or (SMALL_ROWS if small else SERVER_ROWS)

@@ -12,6 +12,7 @@ from .deployment import Deployment
 from .facts import Document, Facts
 from .geometry import Geometry
 from .kv import Plan, plan
+from .lengths import too_long
 from .nearest import Tried, Way, ways
 from .ngram import table_is_pinned
 from .readings import KvReading
@@ -173,6 +174,8 @@ def account(
     spent = _corrected(spent, correction)
     planned = plan(geometry, asked, spent.available.bytes, facts.quantization)
     reasons = (*held.unmodelled, *spent.unmodelled, *planned.unmodelled, *_unweighed(asked))
+    if length := too_long(geometry, asked):
+        reasons = (length, *reasons)
     refused = tuple(dict.fromkeys(reason for reason in reasons if isinstance(reason, Refusal)))
     if refused:
         return Account(held, spent, planned, tuple(Gate(STARTS, False, why) for why in refused), (), refused)

@@ -144,8 +144,8 @@ def parse_geometry(config: Mapping[str, Any]) -> Geometry:
         vocab_size=f.integer("padded_vocab_size", "vocab_size"),
         tie_word_embeddings=_tied(model_type, f),
         max_position_embeddings=f.integer(
-            "max_position_embeddings", "model_max_length", "seq_length", "max_sequence_length", "n_positions"
-        ),
+            "model_max_length", "max_position_embeddings", "seq_length", "max_sequence_length", "n_positions"
+        ) or _POSITIONS.get(model_type or ""),
         layer_kinds=kinds,
         layers=tuple(kinds.index(layer) for layer in layers),
         latent=_latent(f),
@@ -191,6 +191,9 @@ def _text_part(config: Mapping[str, Any]) -> Mapping[str, Any]:
 _ALIASES = {
     "PanguEmbedded": "pangu_embedded", "step3p7": "step3p5", "gemma3": "gemma3_text", "qwen4_exp": "qwen4_exp_text",
 }  # fmt: skip
+
+
+_POSITIONS = {"falcon": 2048}  # what config classes fill in where the file is silent
 
 
 def _layer_count(f: Fields) -> int:

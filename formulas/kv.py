@@ -19,6 +19,7 @@ from .facts import Quantization
 from .geometry import Geometry
 from .kv_groups import Group, Unplannable, groups
 from .kv_specs import Layout, Spec, SpecKind, kv_specs
+from .lengths import longest, served
 from .releases import Rules, outside, rules
 
 
@@ -46,7 +47,7 @@ def plan(
     layout = kv_specs(geometry, deployment, quantization)
     rule = rules(deployment.release)
     reasons = (*layout.unmodelled, *outside(deployment))
-    length = deployment.max_model_len or geometry.max_position_embeddings
+    length = served(geometry, deployment)
     if length is None:
         reasons += ("no max_position_embeddings: the longest context is unknown (pass --max-model-len)",)
     found: tuple[Group, ...] = ()
@@ -58,7 +59,7 @@ def plan(
         dtype = layout.dtype.name if layout.dtype else None
         return Plan(None, None, None, None, None, None, None, None, None, dtype, found, reasons)
     sized = Sizing(found, layout, deployment, rule)
-    return sized.plan(available_bytes, length, geometry.max_position_embeddings or length)
+    return sized.plan(available_bytes, length, longest(geometry) or length)
 
 
 class Sizing(NamedTuple):

@@ -54,10 +54,16 @@ def _plain(f: Fields, index: int, count: int, attention: Attention, state: State
         head_dim=head_dim if attends and not latent else None,
         value_head_dim=(f.integer("v_head_dim") or head_dim) if attends and not latent else None,
         window=window,
-        intermediate_size=f.integer("intermediate_size", "ffn_hidden_size", "n_inner"),
+        intermediate_size=_width(f),
         owns_indexer=attention is Attention.DSA and _owns_indexer(f, index),
         rope=_rotates(f, index),
     )
+
+
+def _width(f: Fields) -> int | None:
+    """The dense feed-forward's width; Falcon's config class takes four times the hidden size where none is stated."""
+    stated, hidden = f.integer("intermediate_size", "ffn_hidden_size", "n_inner"), f.integer("hidden_size")
+    return 4 * hidden if stated is None and hidden and f.text("model_type") == "falcon" else stated
 
 
 def _rotates(f: Fields, index: int) -> bool:

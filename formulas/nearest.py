@@ -13,6 +13,7 @@ from .budget import context_bytes
 from .cards import Card
 from .deployment import Deployment
 from .facts import Document, Facts
+from .lengths import longest
 from .ngram import table_is_pinned
 from .units import human
 
@@ -61,14 +62,15 @@ def ways(facts: Facts, card: Card, asked: Deployment, failed: Tried, judge: Judg
         found.append(_shorter([], failed, length))
     ladders = list(_ladders(facts, card, asked))
     if failed.refused:
-        ladders += [ladder for ladder in (_whole_experts(facts, asked), _fewer_cards(asked)) if ladder]
+        ladders = [_own_length(facts, asked), *ladders, _whole_experts(facts, asked), _fewer_cards(asked)]
+        ladders = [ladder for ladder in ladders if ladder]
     alone = _first_alone(ladders, asked, judge)
     if alone:
         found.append(alone)
     else:
         found += _together(ladders, asked, judge, length)
     if len(found) < 2 or not alone:
-        found += _more_cards(asked, judge)
+        found += _more_cards(asked, judge) or ([] if found else _more_cards_and_shorter(asked, judge, length))
     return tuple(found[:3])
 
 
@@ -78,6 +80,7 @@ def _is_shorter_enough(tried: Tried) -> bool:
 
 def _shorter(changes: list[Change], tried: Tried, length: int) -> Way:
     context = tried.max_context or 0
+    changes = [change for change in changes if "max_model_len" not in change.update]
     flags = [*(change.flag for change in changes), f"--max-model-len {context}"]
     costs = [*(change.cost for change in changes), f"a context of {context:,} tokens instead of {length:,}"]
     return Way(flags=" ".join(flags), cost="; ".join(costs), available_kv_bytes=tried.available_bytes,
@@ -154,6 +157,13 @@ def _answerable(
     return kept, last
 
 
+def _own_length(facts: Facts, asked: Deployment) -> list[Change]:
+    most, length = longest(facts.geometry) if facts.geometry else None, asked.max_model_len or 0
+    if most is None or length <= most:
+        return []
+    return [Change(f"--max-model-len {most}", {"max_model_len": most}, f"the model's own {most:,} tokens")]
+
+
 def _whole_experts(facts: Facts, asked: Deployment) -> list[Change]:
     has_experts = facts.geometry is not None and facts.geometry.experts is not None
     if asked.expert_parallel or not has_experts or asked.tp == 1:
@@ -174,6 +184,18 @@ def _more_cards(asked: Deployment, judge: Judge) -> list[Way]:
         tried = judge(_applied(asked, [change]))
         if tried.fits:
             return [_way([change], tried)]
+        size *= 2
+    return []
+
+
+def _more_cards_and_shorter(asked: Deployment, judge: Judge, length: int) -> list[Way]:
+    """Where no number of cards holds the context asked for: the fewest that hold a shorter one."""
+    size = 2 * asked.tp
+    while size <= MOST_CARDS:
+        change = Change(f"--tensor-parallel-size {size}", {"tp": size}, f"{size // asked.tp} times the cards")
+        tried = judge(_applied(asked, [change]))
+        if _is_shorter_enough(tried):
+            return [_shorter([change], tried, length)]
         size *= 2
     return []
 

@@ -11,6 +11,8 @@ from pydantic import Field
 from .fields import Fields, whole
 from .layer import Attention, Layer, Part
 
+_UNSCALED = "original_max_position_embeddings"
+
 
 class Rope(Part):
     """One rotary table: which attention reads it, how many dimensions rotate, up to which position, and scaling."""
@@ -41,6 +43,8 @@ def parse_ropes(f: Fields, kinds: tuple[Layer, ...]) -> tuple[Rope, ...]:
         part = share.number("partial_rotary_factor") or f.number("partial_rotary_factor", "rotary_pct")
         width = f.integer("qk_rope_head_dim") if layer.kv_heads is None else layer.head_dim
         dims = f.integer("rotary_dim") or (int(width * (part or 1.0)) if width else None)
+        if scaling.get("rope_type", scaling.get("type")) == "longrope" and (short := f.integer(_UNSCALED)):
+            scaling = {_UNSCALED: short} | scaling  # as the engine does where it reads a config
         rope = Rope(reads=layer.attention, dims=dims, positions=positions, theta=base, scaling=scaling)
         if rope not in ropes:
             ropes.append(rope)

@@ -198,3 +198,66 @@ def test_a_correction_moves_every_term_it_read():
     assert moved.margin_bytes < plain.margin_bytes
     assert moved.calibrated == "calibrated by a run"
     assert "calibrated by a run" in moved.because["activation"]
+
+
+QWEN = {
+    "model_type": "qwen3", "num_hidden_layers": 2, "num_attention_heads": 8, "num_key_value_heads": 8, "head_dim": 128,
+    "hidden_size": 1024, "intermediate_size": 2048, "vocab_size": 1024, "max_position_embeddings": 32768,
+}  # fmt: skip
+
+
+def scaled(**rope):
+    return {"rope_parameters": rope}
+
+
+@pytest.mark.parametrize(
+    ("change", "most", "by_default"),
+    [
+        ({}, 32768, 32768),
+        (scaled(rope_type="yarn", factor=4.0, original_max_position_embeddings=32768), 131072, 131072),
+        (scaled(rope_type="yarn", factor=4.0, original_max_position_embeddings=16384), 65536, 65536),
+        (scaled(type="linear", factor=2), 65536, 65536),
+        (scaled(rope_type="llama3", factor=8.0, original_max_position_embeddings=8192), 32768, 32768),
+        (scaled(rope_type="longrope") | {"original_max_position_embeddings": 4096}, 32768, 4096),
+        ({"model_type": "gemma3_text", "sliding_window": 1024, **scaled(rope_type="linear", factor=8.0)}, 32768, 32768),
+        ({"model_max_length": 200_000}, 200_000, 200_000),
+    ],
+)
+def test_a_context_past_the_models_positions_is_refused_however_much_memory_there_is(change, most, by_default):
+    facts, card = Facts(repo="a/b", geometry=parse_geometry(QWEN | change)), find_card("h200")
+
+    def asked(length):
+        return estimate(facts, card, Deployment(max_model_len=length), coefficients())
+
+    assert asked(None).deployment["max_model_len"] == by_default
+    assert asked(most).fits is True
+    assert asked(most).kv.max_context == most
+    refused = asked(most + 1)
+    assert refused.fits is False
+    assert f"positions end at {most};" in sentence(refused)
+    assert refused.nearest_fit == f"--max-model-len {most}"
+
+
+def test_falcons_config_class_fills_in_what_its_file_leaves_out():
+    config = {"model_type": "falcon", "hidden_size": 1024, "num_hidden_layers": 2, "num_attention_heads": 16,
+              "multi_query": True, "vocab_size": 1024}  # fmt: skip
+    found = parse_geometry(config)
+    assert (found.max_position_embeddings, found.layer_kinds[0].intermediate_size) == (2048, 4096)
+    assert parse_geometry(config | {"ffn_hidden_size": 512}).layer_kinds[0].intermediate_size == 512
+
+
+def test_where_no_number_of_cards_holds_the_context_more_of_them_hold_a_shorter_one():
+    latent = {"model_type": "deepseek_v3", "num_hidden_layers": 61, "num_attention_heads": 128, "hidden_size": 7168,
+              "kv_lora_rank": 512, "q_lora_rank": 1536, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64,
+              "v_head_dim": 128, "intermediate_size": 18432, "vocab_size": 129280, "moe_intermediate_size": 2048,
+              "n_routed_experts": 256, "n_shared_experts": 1, "num_experts_per_tok": 8, "first_k_dense_replace": 3,
+              "max_position_embeddings": 4_000_000, "torch_dtype": "bfloat16"}  # fmt: skip
+    facts = Facts(repo="a/b", geometry=parse_geometry(latent))
+    card = find_card("h100")
+    found = estimate(facts, card, Deployment(tp=8, max_num_seqs=64), coefficients())
+    assert found.fits is False
+    assert "--tensor-parallel-size" in found.nearest_fit
+    given = parse_arguments(found.nearest_fit.split())
+    again = estimate(facts, card, deployment_from({"tp": 8, "max_num_seqs": 64} | given.fields), coefficients())
+    assert again.fits is True
+    assert again.kv.max_context < 4_000_000
