@@ -57,8 +57,12 @@ def linear_tensors(scheme: Scheme, outs: Sequence[int], inner: int, biased: bool
             created, loaded = _nvfp4(scheme, outs, inner, backend)
         case Kind.MXFP4:
             created = loaded = (rows * inner // 2, rows * inner // 32)
+            if backend is Backend.HUMMING:
+                loaded = (*_humming(rows, inner, 4, 32, 8), 4, HUMMING_LOCKS)
         case Kind.MXFP8:
             created = loaded = (rows * inner, rows * inner // 32)
+            if backend is Backend.HUMMING:
+                loaded = (*_humming(rows, inner, 8, 32, 8), HUMMING_LOCKS)
         case Kind.INT:
             created, loaded = _packed_int(scheme, rows, inner, wide, backend)
     return Tensors(created + bias, loaded + bias)
@@ -89,9 +93,23 @@ def marlin_tile(rows: int, inner: int) -> tuple[int, int]:
     return min(a, b, key=lambda size: size[0] * size[1])
 
 
+HUMMING_LOCKS = 132 * 8 * 4
+"""Bytes of the semaphores a Humming kernel keeps for each of its layers: eight for each processor of an H100 or H200
+(vllm 0.33.0 utils/humming.py create_humming_locks)."""
+
+
+def _humming(rows: int, inner: int, bits: int, group: int, scale_bits: int, count: int = 1) -> Sizes:
+    """Values and scales of `count` matrices after Humming's padding, to 256 rows and 128 columns.
+    Source: vllm 0.33.0 quantization/utils/humming/{linear,moe}.py; engine modules built for sm90, to the byte."""
+    values = count * up(rows, 256) * up(inner, 128)
+    return values * bits // 8, values // group * scale_bits // 8
+
+
 def _nvfp4(scheme: Scheme, outs: Sequence[int], inner: int, backend: Backend) -> tuple[Sizes, Sizes]:
     rows, each = sum(outs), 4 * len(outs)
     created = (rows * inner // 2, rows * inner // 16, each) + ((each,) if scheme.inputs else ())
+    if backend is Backend.HUMMING:
+        return created, (*_humming(rows, inner, 4, 16, 8), 4, HUMMING_LOCKS)
     if backend is Backend.MARLIN:
         padded_rows, padded_inner = marlin_tile(rows, inner)
         values = padded_rows * padded_inner
@@ -105,6 +123,10 @@ def _packed_int(scheme: Scheme, rows: int, inner: int, wide: int, backend: Backe
     groups = cdiv(inner, scheme.group) if scheme.group else 1
     weight, scales = rows * inner * scheme.bits // 8, rows * groups * wide
     zeros = rows * groups * scheme.bits // 8
+    if backend is Backend.HUMMING:
+        stored = (weight, scales, 16) + ((zeros,) if scheme.zeros else ())
+        own = _humming(rows, inner, scheme.bits, scheme.group or inner, 8 * wide)
+        return stored, (*own, HUMMING_LOCKS) + ((zeros,) if scheme.zeros else ())
     if scheme.method == "gptq":  # symmetric and unordered as a rule: the zero points are dropped after loading
         return (weight, zeros, scales), (weight, zeros, scales) if backend is Backend.MACHETE else (weight, scales)
     if scheme.method == "awq":
@@ -141,20 +163,31 @@ def expert_tensors(scheme: Scheme, shape: ExpertShape, runtime: Runtime) -> Tens
             return _fp8_block_experts(scheme, shape, backend, runtime)
         case Kind.FP8_TENSOR:
             scales = (4 * ups * n, 4 * n)
-            created = _pair(n, ups, inter, hidden, 1) + scales + (scales if scheme.inputs else ())
+            created = _pair(n, ups, inter, hidden, 1) + scales + ((4 * n, 4 * n) if scheme.inputs else ())
             loaded = _pair(n, ups, inter, hidden, 1) + (4 * n, 4 * n) + ((4, 4) if scheme.inputs else ())
+            if backend is Backend.FLASHINFER_CUTLASS:  # products of both scales an expert, and both inputs' inverses
+                loaded += (4 * n, 4 * n, 4, 4)
+            if backend is Backend.FLASHINFER_TRTLLM:
+                loaded += (4 * n, 4 * n, 4 * n)
             if backend is Backend.MARLIN:
                 loaded = (*_pair(n, ups, inter, hidden, 1), n * ups * inter * wide, n * hidden * wide)
         case Kind.FP8_CHANNEL | Kind.INT8_CHANNEL:
             created = loaded = (*_pair(n, ups, inter, hidden, 1), 4 * n * ups * inter, 4 * n * hidden)
+            if backend is Backend.CUTLASS:  # strides an expert
+                loaded += (8 * n, 8 * n, 8 * n)
         case Kind.NVFP4:
             return _nvfp4_experts(scheme, shape, backend)
         case Kind.MXFP4:
-            return _mxfp4_experts(shape, backend, wide)
+            return _mxfp4_experts(scheme, shape, backend, wide)
         case Kind.MXFP8:
             created = loaded = _pair(n, ups, inter, hidden, 1) + _pair(n, ups, inter, hidden, 1 / 32)
+            if backend is Backend.HUMMING:
+                loaded = _humming_experts(shape, 8, 32, 8)
+            if backend is Backend.FLASHINFER_TRTLLM:
+                padded = n, ups, up(inter, 128), up(hidden, 256)
+                loaded = _pair(*padded, 1) + _pair(*padded, 1 / 32)
         case Kind.INT:
-            created, loaded = _int_experts(scheme, shape, wide)
+            created, loaded = _int_experts(scheme, shape, wide, backend)
     bias = (n * ups * inter * wide, n * hidden * wide) if shape.biased else ()
     return Tensors(created + bias, loaded + bias)
 
@@ -176,6 +209,14 @@ def expert_refusal(scheme: Scheme, shape: ExpertShape, runtime: Runtime) -> str 
 def _pair(count: int, ups: int, inter: int, hidden: int, each: float) -> tuple[int, ...]:
     """Bytes of the two expert tensors at `each` bytes a value."""
     return int(count * ups * inter * hidden * each), int(count * hidden * inter * each)
+
+
+def _humming_experts(shape: ExpertShape, bits: int, group: int, scale_bits: int) -> Sizes:
+    """Values and scales of both expert tensors as Humming keeps them, and its locks."""
+    ups = 2 if shape.gated else 1
+    first = _humming(ups * shape.inter, shape.hidden, bits, group or shape.hidden, scale_bits, shape.number)
+    second = _humming(shape.hidden, shape.inter, bits, group or shape.inter, scale_bits, shape.number)
+    return (*first, *second, HUMMING_LOCKS)
 
 
 def refined_block(block: tuple[int, int], inter: int, hidden: int, tensor_parallel: int) -> tuple[int, int]:
@@ -208,9 +249,10 @@ def _nvfp4_experts(scheme: Scheme, shape: ExpertShape, backend: Backend) -> Tens
     """Per expert two packed tensors, two of block scales, and scalars the kernels fuse in their own ways."""
     n, inter, hidden, ups = shape.number, shape.inter, shape.hidden, 2 if shape.gated else 1
     created = _pair(n, ups, inter, hidden, 1 / 2) + _pair(n, ups, inter, hidden, 1 / 16) + (4 * n * ups, 4 * n)
-    created += (4 * n * ups, 4 * n) if scheme.inputs else ()
+    if scheme.inputs or scheme.method == "compressed-tensors":
+        created += (4 * n * ups, 4 * n)
     if backend is Backend.HUMMING:
-        return Tensors(created, created)
+        return Tensors(created, (*_humming_experts(shape, 4, 16, 8), 4 * n, 4 * n))
     wide, tall = inter, hidden
     if backend is Backend.MARLIN:
         wide = up(inter, 64 if hidden % 128 == 0 else 128)
@@ -227,10 +269,13 @@ def _nvfp4_experts(scheme: Scheme, shape: ExpertShape, backend: Backend) -> Tens
     return Tensors(created, _pair(n, ups, wide, tall, 1 / 2) + scales + scalars)
 
 
-def _mxfp4_experts(shape: ExpertShape, backend: Backend, wide: int) -> Tensors:
-    """Padded when created, by backend; FlashInfer and Triton keep biases in F32, Triton swizzles the scales."""
+def _mxfp4_experts(scheme: Scheme, shape: ExpertShape, backend: Backend, wide: int) -> Tensors:
+    """Padded when created, by backend, except by compressed-tensors; FlashInfer and Triton keep biases in F32, Triton
+    swizzles the scales."""
     n, ups = shape.number, 2 if shape.gated else 1
-    inter, hidden = mxfp4_padding(backend, shape.inter, shape.hidden)
+    inter, hidden = shape.inter, shape.hidden
+    if scheme.method != "compressed-tensors":
+        inter, hidden = mxfp4_padding(backend, inter, hidden)
     weights, scales = _pair(n, ups, inter, hidden, 1 / 2), _pair(n, ups, inter, hidden, 1 / 32)
     bias = (n * ups * inter * wide, n * hidden * wide) if shape.biased else ()
     created = weights + scales + bias
@@ -258,15 +303,20 @@ def mxfp4_padding(backend: Backend, inter: int, hidden: int) -> tuple[int, int]:
     return up(inter, 64), hidden
 
 
-def _int_experts(scheme: Scheme, shape: ExpertShape, wide: int) -> tuple[Sizes, Sizes]:
+def _int_experts(scheme: Scheme, shape: ExpertShape, wide: int, backend: Backend) -> tuple[Sizes, Sizes]:
     n, inter, hidden, ups = shape.number, shape.inter, shape.hidden, 2 if shape.gated else 1
     weights = _pair(n, ups, inter, hidden, scheme.bits / 8)
     group_up, group_down = scheme.group or hidden, scheme.group or inter
     values = (n * ups * inter * cdiv(hidden, group_up), n * hidden * cdiv(inter, group_down))
     scales = tuple(v * wide for v in values)
     zeros = tuple(v * scheme.bits // 8 for v in values) if scheme.zeros else ()
-    if scheme.method == "gptq":
-        return weights + scales + zeros, weights + scales
-    if scheme.method == "awq":
-        return weights + scales + zeros, weights + scales + zeros
-    return weights + scales + (8 * n, 8 * n), weights + scales
+    stored = weights + scales + (zeros if scheme.method in ("gptq", "awq") else (2 * wide * n, 2 * wide * n))
+    if scheme.method == "gptq" and not shape.biased:  # biases are made for every model, and go where it has none
+        stored += (n * ups * inter * wide, n * hidden * wide)
+    if backend is not Backend.HUMMING:
+        return stored, weights + scales + (zeros or (2 * wide * n, 2 * wide * n))
+    own = _humming_experts(shape, scheme.bits, scheme.group, 8 * wide)
+    if not scheme.zeros or scheme.method == "gptq":  # GPTQ is symmetric as a rule
+        return stored, own
+    padded = _humming_experts(shape, scheme.bits, scheme.group, scheme.bits)
+    return stored, (*own, padded[1], padded[3])

@@ -5,7 +5,7 @@ from functools import lru_cache
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from formulas.allocator import Pool
@@ -50,11 +50,11 @@ def module_rows():
     return [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
 
 
-def predicted(row):
+def predicted(row, **options):
     geometry, quantization = config_of(MEASURED / "module_configs" / row["model"] / "config.json")
     deployment = Deployment(
         version="0.33.0", tp=row["tp"], capability=row["capability"], expert_parallel=row["ep"],
-        max_num_batched_tokens=2048,
+        max_num_batched_tokens=2048, **options,
     )  # fmt: skip
     return weights(geometry, quantization, None, deployment, row["rank"])
 
@@ -78,10 +78,22 @@ def test_engine_modules_by_part(row):
     assert sum(got.created_by.values()) == pytest.approx(row["total"], rel=1e-4)
     assert got.host_pinned == row["by"].get("host:ple", 0)
     if not refused:
+        # The listing built sm90's NVFP4 layers but did not run Humming's preparation, which pads them.
+        got = predicted(row, without={"humming"}) if row["capability"] == "9.0" else got
         assert sum(got.by.values()) == pytest.approx(row["post"]["total"], rel=1e-3)
         # The listing's allocator splits blocks as torch does by default; engines from 0.21 on load with a limit, which
         # the measured runs hold to the byte.
         assert got.rounded == pytest.approx(row["post"]["allocated"], rel=2e-3)
+
+
+@needs_data
+def test_humming_pads_what_it_prepares():
+    """The same model built again on sm90 with Humming's own preparation: 320 columns a rank become 384."""
+    row = {"model": "qwen3.8-flash-next-nvfp4", "tp": 2, "capability": "9.0", "ep": False, "rank": 0}
+    if not (MEASURED / "module_configs" / row["model"]).is_dir():
+        pytest.skip("the config of the build is not beside the project")
+    assert predicted(row).created_by["expert"] == 33_974_452_224
+    assert predicted(row).by["expert"] == 40_769_034_240
 
 
 def test_qwen3_8b_loads_what_its_log_says():
@@ -159,6 +171,7 @@ def test_ranks_hold_the_model_once_and_repeat_only_what_they_must(tp, kv):
     assert rank.by["attention"] == 4 * (q_and_o // tp + max(1, kv // tp) * each_kv + small)
 
 
+@settings(deadline=None)
 @given(st.integers(1, 40), st.sampled_from([1, 2, 4, 8]), st.sampled_from([1, 2]))
 def test_expert_parallel_ranks_share_all_experts(experts, tp, dp):
     geometry = small_moe(experts=experts)
