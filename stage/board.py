@@ -25,7 +25,7 @@ class Board:
         self.sources, self.limits = list(sources), limits
         self.waiting: deque[Incoming] = deque(blobs)
         self.open: list[Incoming] = []
-        self.to_save: list[tuple[Incoming, Part]] = []
+        self.to_save: list[tuple[Incoming, Part, int]] = []  # and the blob's `mismatches` when it was noted
         self.failed: dict[str, ToolkitError] = {}
         self.origins: dict[str, str] = {}
         self.events: deque[Event] = deque()  # told by the thread that watches, which holds no lock then
@@ -73,7 +73,7 @@ class Board:
             run.source.active -= 1
             run.source.settled += run.got
             if (part := run.blob.settle(run)) is not None:
-                self.to_save.append((run.blob, part))
+                self.to_save.append((run.blob, part, run.blob.mismatches))
             self.changed.notify_all()
 
     def _next(self, source: Source, last: Run | None, now: float) -> Run | None:

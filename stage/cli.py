@@ -12,25 +12,25 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any
 
-import orjson
 import typer
 from tqdm import tqdm
 
-from formulas.console import NO, YES, application, data, json_line, message, run
+from formulas.console import NO, YES, OutputLost, application, data, json_line, message, run
 from formulas.console import report as show_error
 from formulas.errors import BadInput, DiskFull, NotFound, ToolkitError
-from formulas.units import parse_size
+from formulas.units import KIB, human, parse_size
 from screen.hub import Hub, connect
 from screen.pacing import Wait
 from screen.repo import parse_repo_line
 from screen.wire import Limits
 
 from . import execute, inventory, progress, report
+from .asked import read_targets
 from .board import Event
 from .digests import HASHERS
 from .disk import disk_free
 from .execute import Places
-from .job import Incomplete, Order, find, plan_document, read_lock, stage
+from .job import Order, failed_event, find, plan_document, stage
 from .lock import hold
 from .manifest import Manifest
 from .serve import Mirror
@@ -40,6 +40,13 @@ from .verify import verify
 
 app = application("stage", "Verified checkpoints on this node's disk: resumable, from whichever source is fast.")
 DEFAULTS, WIRE = Thresholds(), Limits()
+SMALLEST_PART = 64 * KIB  # a smaller range costs more in its head than in its bytes
+
+
+def _seconds(help: str) -> Any:
+    """An option that is a span of time: never none, never less."""
+    return typer.Option(min=0.01, help=help)
+
 
 Repos = Annotated[list[str] | None, typer.Argument(metavar="REPO[@REV]...", help="the revision is main unless given")]
 StoreDir = Annotated[Path | None, typer.Option("--store", help="the store [CKPT_STORE, else the user's data folder]")]
@@ -81,16 +88,16 @@ def run_command(
     quiet: Quiet = False,
     connections: Annotated[int, typer.Option(min=1, help="to one source, at most")] = DEFAULTS.connections,
     part_size: Annotated[str, typer.Option(help="smallest range of one request")] = "16MiB",
-    stall_seconds: Annotated[float, typer.Option(help="a connection without a byte so long is given up")] = 30.0,
-    first_byte_seconds: Annotated[float, typer.Option(help="until an answer begins")] = WIRE.first_byte_seconds,
-    call_seconds: Annotated[float, typer.Option(help="until an API call is answered, tries included")] = 120.0,
-    slow_seconds: Annotated[float, typer.Option(help="a source is judged by its rate over so long")] = 30.0,
+    stall_seconds: Annotated[float, _seconds("a connection without a byte so long is given up")] = 30.0,
+    first_byte_seconds: Annotated[float, _seconds("until an answer begins")] = WIRE.first_byte_seconds,
+    call_seconds: Annotated[float, _seconds("until an API call is answered, tries included")] = 120.0,
+    slow_seconds: Annotated[float, _seconds("a source is judged by its rate over so long")] = 30.0,
     slow_floor: Annotated[str, typer.Option(help="under so many bytes a second a source is slow")] = "256KiB",
-    slow_share: Annotated[float, typer.Option(help="or under this share of the best one's rate")] = 0.1,
-    probe_seconds: Annotated[float, typer.Option(help="until a failed or slow source is tried again")] = 60.0,
+    slow_share: Annotated[float, typer.Option(min=0, help="or under this share of the best one's rate")] = 0.1,
+    probe_seconds: Annotated[float, _seconds("until a failed or slow source is tried again")] = 60.0,
     retries: Annotated[int, typer.Option(min=0, help="of a source in a row, without progress")] = DEFAULTS.retries,
-    backoff_seconds: Annotated[float, typer.Option(help="after the first failure; doubles")] = 0.5,
-    throttle_seconds: Annotated[float, typer.Option(help="at most, waiting for a rate limit")] = WIRE.throttle_seconds,
+    backoff_seconds: Annotated[float, typer.Option(min=0, help="after the first failure; doubles")] = 0.5,
+    throttle_seconds: Annotated[float, _seconds("at most, waiting for a rate limit")] = WIRE.throttle_seconds,
     reserve: Annotated[str, typer.Option(help="disk space to leave free")] = "1GiB",
     lock_wait: LockWait = 60.0,
 ) -> int:
@@ -99,6 +106,8 @@ def run_command(
         raise BadInput("--copy: expected --to DIR beside it, got none")
     show = _shown(as_json, quiet)
     smallest = parse_size(part_size)
+    if smallest < SMALLEST_PART:
+        raise BadInput(f"--part-size {part_size}: expected at least {human(SMALLEST_PART)}, got less")
     limits = Limits(
         first_byte_seconds=first_byte_seconds, stall_seconds=stall_seconds, call_seconds=call_seconds,
         floor_window_seconds=slow_seconds, throttle_seconds=throttle_seconds, retries=retries,
@@ -119,26 +128,39 @@ def run_command(
         tuple(_hub(url, "", limits, show) for url in mirror or ()),
         tuple(include or ()), tuple(exclude or ()), lock, _tool(),
     )  # fmt: skip
-    codes = set[int]()
+    targets = read_targets(repos, verdicts, lock, _skips(quiet))
+    if to is not None and len(targets) > 1:
+        raise BadInput(f"--to {to}: expected one repo for it, got {len(targets)}", hint="run `stage` once for each")
     with _interruptible(), _disk_errors():
-        targets = _targets(repos, verdicts, lock)
+        return _run_all(order, targets, lock_wait, show, as_json=as_json)
+
+
+def _run_all(
+    order: Order, targets: list[tuple[str, str]], lock_wait: float, show: Callable[[Event], None], *, as_json: bool
+) -> int:  # fmt: skip
+    """Stages one after the other, the highest exit code; each of them has its last event, begun or not."""
+    codes, left = set[int](), [repo for repo, _ in targets]
+    try:
         order.store.create()
         with hold(order.store.lock_path, wait_seconds=lock_wait, on_wait=_waits_for_lock(show)):
             order.store.tidy()
             for repo, revision in targets:
+                del left[0]
                 try:
                     folder = stage(order, repo, revision, show)
                     codes.add(YES)
                     if not as_json:
                         data(str(folder))
-                except DiskFull:
+                except (DiskFull, OutputLost):
                     raise
                 except ToolkitError as error:
-                    if not isinstance(error, Incomplete):
-                        show({"event": "failed", "repo": repo, "commit": None, "because": error.message})
                     show_error(error, as_json=as_json)
                     codes.add(error.exit_code)
-    return max(codes, default=YES)
+    except (ToolkitError, OSError, KeyboardInterrupt) as error:
+        for repo in left if not isinstance(error, BrokenPipeError | OutputLost) else ():
+            show(failed_event(repo, error))
+        raise
+    return max(codes, default=NO)  # nothing to do: nothing was kept
 
 
 @app.command("plan")
@@ -152,11 +174,12 @@ def plan_command(
         _hub(endpoint, token, WIRE, progress.Lines()), (), tuple(include or ()), tuple(exclude or ()), lock,
     )  # fmt: skip
     with _disk_errors():
-        for repo, revision in _targets(repos, verdicts, lock):
+        targets = read_targets(repos, verdicts, lock, message)
+        for repo, revision in targets:
             steps = execute.plan(order.store, find(order, repo, revision), order.places)
             document = plan_document(steps, disk_free(order.store.root))
             _answer(document, report.plan_lines(document), as_json=as_json)
-    return YES
+    return YES if targets else NO
 
 
 @app.command("verify")
@@ -165,9 +188,9 @@ def verify_command(
     threads: Annotated[int, typer.Option(min=1, help="files digested at once")] = HASHERS,
 ) -> int:  # fmt: skip
     """Digests what is staged again, in the store and wherever it was laid out, and checks every header."""
-    place = Store(_store_folder(store))
     codes = set[int]()
     with _interruptible(), _disk_errors():
+        place = _opened(store)
         for manifest in _manifests(place, repos):
             total = sum(manifest.sizes.values())
             hidden = quiet or as_json or not sys.stderr.isatty()
@@ -175,18 +198,22 @@ def verify_command(
                 found = verify(place, manifest, threads=threads, on_bytes=bar.update)
             _answer(report.verification(manifest, found), report.verification_lines(manifest, found), as_json=as_json)
             codes.add(NO if found.problems else YES)
-    return max(codes, default=YES)
+    return max(codes)
 
 
 @app.command("ls")
 def ls_command(store: StoreDir = None, as_json: Json = False) -> int:
     """Which snapshots the store holds, and how much of each no other one has."""
-    snapshots = inventory.list_snapshots(Store(_store_folder(store)))
-    if as_json:
-        for item in snapshots:
-            json_line(report.snapshot(item))
-    else:
-        data("\n".join(report.snapshot_lines(snapshots)))
+    with _disk_errors():
+        place = _opened(store)
+        snapshots = inventory.list_snapshots(place)
+        if as_json:
+            for item in snapshots:
+                json_line(report.snapshot(item))
+        elif snapshots:
+            data("\n".join(report.snapshot_lines(snapshots)))
+        else:
+            message(f"store {place.root}: no snapshot is staged")
     return YES
 
 
@@ -197,9 +224,9 @@ def gc_command(
     store: StoreDir = None, as_json: Json = False, lock_wait: LockWait = 60.0,
 ) -> int:  # fmt: skip
     """What no snapshot needs: unreferenced blobs, unfinished downloads. A plan, unless --apply is given."""
-    place = Store(_store_folder(store))
+    place = _opened(store)
     dropped = [parse_repo_line(line) for line in drop or ()]
-    with _disk_errors():
+    with _interruptible(), _disk_errors():
         if not apply:
             removal = inventory.plan_gc(place, dropped)
             _answer(report.removal(removal), report.removal_lines(removal), as_json=as_json)
@@ -216,10 +243,15 @@ def gc_command(
 def serve_command(
     store: StoreDir = None,
     host: Annotated[str, typer.Option(help="address to listen on; others than loopback are reachable")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="0 takes a free one")] = 8600,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one")] = 8600,
 ) -> int:
     """The store as a read-only mirror: give its address to `stage --mirror` on other nodes."""
-    with _disk_errors(), Mirror(Store(_store_folder(store)), (host, port)) as mirror:
+    place = _opened(store)
+    try:
+        mirror = Mirror(place, (host, port))
+    except OSError as error:
+        raise BadInput(f"--host {host} --port {port}: expected an address to listen on, got {error.strerror}") from None
+    with mirror:
         data(mirror.url)
         sys.stdout.flush()
         mirror.serve_forever()
@@ -248,13 +280,27 @@ def _store_folder(given: Path | None) -> Path:
     if given or os.environ.get("CKPT_STORE"):
         return Path(given or os.environ["CKPT_STORE"]).expanduser()
     home = os.environ.get("XDG_DATA_HOME") or "~/.local/share"
-    return Path(home).expanduser() / "checkpoint-toolkit" / "store"
+    try:
+        return Path(home).expanduser() / "checkpoint-toolkit" / "store"
+    except RuntimeError:
+        raise BadInput("store: expected a home folder, got none; name the store with --store or CKPT_STORE") from None
+
+
+def _opened(given: Path | None) -> Store:
+    """A store to look at. Raises BadInput for one of a later format, and for what is no folder."""
+    store = Store(_store_folder(given))
+    store.check()
+    return store
 
 
 def _hf_cache() -> Path:
     """Where huggingface_hub keeps its cache (2.4.0 constants.py `HF_HUB_CACHE`), without the price of importing it."""
     home = os.environ.get("HF_HOME") or os.path.join(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "huggingface")
-    return Path(os.environ.get("HF_HUB_CACHE") or os.path.join(home, "hub")).expanduser()
+    return Path(os.path.expanduser(os.environ.get("HF_HUB_CACHE") or os.path.join(home, "hub")))
+
+
+def _skips(quiet: bool) -> Callable[[str], None]:
+    return (lambda text: None) if quiet else message
 
 
 def _hub(url: str | None, token: str | None, limits: Limits, show: Callable[[Event], None]) -> Callable[[], Hub]:
@@ -277,42 +323,11 @@ def _waits_for_lock(show: Callable[[Event], None]) -> Callable[[str], None]:
     return lambda because: show({"event": "locked", "because": because})
 
 
-def _targets(repos: list[str] | None, verdicts: str | None, lock: Path | None) -> list[tuple[str, str]]:
-    """(repo, revision) of everything asked for, each once, in order."""
-    asked = [parse_repo_line(line) for line in repos or ()]
-    if verdicts is not None:
-        asked += _kept(verdicts)
-    if lock is not None and not asked:
-        locked = read_lock(lock)
-        asked = [(locked.repo, locked.commit)]
-    if not asked:
-        raise BadInput("REPO: expected org/name[@revision], --from or --lock, got nothing")
-    return list(dict.fromkeys(asked))
-
-
-def _kept(name: str) -> list[tuple[str, str]]:
-    """The rows of `screen --json` with outcome keep, at the commit that was judged; the others are listed on stderr."""
-    try:
-        lines = (sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()).splitlines()
-    except FileNotFoundError:
-        raise BadInput(f"{name}: expected lines of `screen --json`, got no such file") from None
-    kept = []
-    for number, line in enumerate(lines, 1):
-        try:
-            row: Any = orjson.loads(line)
-            repo, commit, outcome = row["canonical"] or row["repo"], row["commit"], row["outcome"]
-        except (orjson.JSONDecodeError, KeyError, TypeError):
-            raise BadInput(f"{name} line {number}: expected a verdict of `screen --json`, got {line[:60]!r}") from None
-        if outcome == "keep" and commit:
-            kept.append(parse_repo_line(f"{repo}@{commit}"))
-        else:
-            message(f"skipped {row['repo']}: {outcome}")
-    return kept
-
-
 def _manifests(store: Store, repos: list[str] | None) -> list[Manifest]:
     if not repos:
-        return list(store.read_manifests())
+        if manifests := list(store.read_manifests()):
+            return manifests
+        raise NotFound(f"store {store.root}: expected a staged snapshot, got none", hint="is it the right --store?")
     found = []
     for repo, revision in map(parse_repo_line, repos):
         commit = store.read_ref(repo, revision)
@@ -342,6 +357,8 @@ def _disk_errors() -> Iterator[None]:
     """What a disk refuses, as a sentence: the paths and the numbers are the user's own."""
     try:
         yield
+    except BrokenPipeError:
+        raise  # the reader of stdout, not a disk
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise DiskFull(f"{error.filename or 'disk'}: expected room, got none; what was fetched is kept") from None

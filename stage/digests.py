@@ -42,7 +42,14 @@ def hash_blobs(board: Board, store: Store) -> None:
     while (blob := _take(board)) is not None:
         fd = blob.open(store.partial(blob.oid))
         while blob.hashed < blob.limit and not board.stopping:
-            count = os.preadv(fd, [buffer[: min(len(buffer), blob.limit - blob.hashed)]], blob.hashed)
+            try:
+                count = os.preadv(fd, [buffer[: min(len(buffer), blob.limit - blob.hashed)]], blob.hashed)
+            except OSError as error:
+                where = store.partial(blob.oid)
+                raise ToolkitError(
+                    f"{where}: expected to read what was written, got {error.strerror}",
+                    hint="the disk may be failing; remove that file to fetch it again",
+                ) from error
             if not count:
                 raise ToolkitError(f"{blob.oid}: expected {blob.limit} bytes in its partial file, something cut it")
             blob.digest.update(buffer[:count])
@@ -94,7 +101,6 @@ def _distrust(board: Board, store: Store, blob: Incoming, got: str) -> None:
     Who sent them is not asked for this blob again where another source is left; the bytes stay on disk until others
     have come in their place, and show by the difference who was wrong.
     """
-    blob.mismatches += 1
     _name_culprits(board, blob)
     trusted = {source.url for source in board.sources if source.trusted}
     groups = (
@@ -109,13 +115,17 @@ def _distrust(board: Board, store: Store, blob: Incoming, got: str) -> None:
         f"{blob.path}: expected {blob.oid} ({human(blob.size)}), got {got} from {origin}",
         hint="the bytes are fetched again from the next source, if there is one",
     )
+    with blob.sync:  # a part noted before this moment, but not written down yet, is not written down any more
+        blob.mismatches += 1
+        os.fdatasync(blob.fd)
+        kept = [] if blob.mismatches >= MISMATCHES else [part for part in blob.done if part not in gone]
+        store.append(forget_line(blob.oid), *(part_line(blob.oid, part) for part in kept))
     if blob.mismatches >= MISMATCHES:
         board.fail(blob, error)
         return
     if any(s.url not in senders and s.gone is None and s not in blob.excluded for s in board.sources):
         blob.excluded.update({source: error for source in board.sources if source.url in senders})
     blob.drop(gone)
-    store.append(forget_line(blob.oid), *(part_line(blob.oid, part) for part in blob.done))
     board.say("quarantined", path=blob.path, oid=blob.oid, sources=senders, because=error.message)
 
 

@@ -25,8 +25,10 @@ def look(path: Path) -> Looks | None:
     """How a file looks, or None if there is none."""
     try:
         stat = path.stat()
-    except (FileNotFoundError, NotADirectoryError):
-        return None
+    except OSError as error:
+        if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
+            return None
+        raise
     return Looks(stat.st_size, stat.st_mtime_ns, stat.st_ino)
 
 
@@ -58,7 +60,8 @@ def digest_file(path: Path, like: str, buffer: bytearray | None = None) -> str:
 
 def temporary_name(path: Path) -> Path:
     """A name beside `path` that no repo path or other process uses."""
-    return path.with_name(f".{path.name[:100]}.{secrets.token_hex(6)}.tmp")
+    shown = os.fsdecode(os.fsencode(path.name)[:100])  # a name may have 255 bytes: this one needs some of them
+    return path.with_name(f".{shown}.{secrets.token_hex(6)}.tmp")
 
 
 def is_temporary(path: Path) -> bool:

@@ -18,7 +18,7 @@ from .digests import HASHERS, workers
 from .disk import READ_BYTES, disk_free, folds_case, sync_folder, write_all
 from .fetch import Download, Fetched
 from .journal import Part, forget_line, part_line
-from .layout import How, lay_out, publish_hf_cache
+from .layout import How, check_folder, clear, lay_out, publish_hf_cache
 from .manifest import File, Layout, Manifest, Placement
 from .plan import Fetch, Link, Reuse, Skipped, StagePlan, WriteRef, case_clash, make_plan
 from .reuse import Digests, find_candidates, reuse
@@ -65,14 +65,16 @@ def plan(store: Store, wanted: Wanted, places: Places) -> StagePlan:
 
 
 def check_room(store: Store, steps: StagePlan, places: Places, reserve_bytes: int) -> None:
-    """Raises DiskFull when the file systems written to cannot hold what the plan writes, and BadInput for names
-    the target cannot tell apart."""
+    """Raises DiskFull when the file systems written to cannot hold what the plan writes, and BadInput for names the
+    target cannot tell apart and for a `--to` that is no place for the snapshot."""
     _check_free(store.root, steps.disk_bytes, reserve_bytes)
     for folder in filter(None, (places.to, places.publish_hf_cache)):
         if _device(folder) != _device(store.root):
             _check_free(folder, steps.total_bytes, reserve_bytes)
         elif "hard link" not in places.ways and folder == places.to:
             _check_free(folder, steps.disk_bytes + steps.total_bytes, reserve_bytes)
+    if places.to is not None:
+        check_folder(store, Tree(steps.entries), places.to)
     clash = case_clash(entry.path for entry in steps.entries)
     if clash and folds_case(store.root):
         raise BadInput(f"{store.root}: expected names it can tell apart, got {clash[0]} and {clash[1]}; it folds case")
@@ -212,18 +214,32 @@ def _mend(store: Store, on_event: OnEvent) -> None:
 
 
 def _lay_out(store: Store, manifest: Manifest, places: Places, on_event: OnEvent) -> Manifest:
+    placements = tuple(p for p in manifest.placements if Path(p.folder).is_dir())
     if places.to is not None:
         how = lay_out(store, manifest, places.to, places.ways)
         on_event({"event": "laid out", "folder": str(places.to), "how": how, "repo": manifest.repo})
         placement = Placement(folder=str(places.to.resolve()), how=how)
-        others = tuple(p for p in manifest.placements if p.folder != placement.folder and Path(p.folder).is_dir())
-        if (*others, placement) != manifest.placements:
-            manifest = manifest.model_copy(update={"placements": (*others, placement)})
-            store.write_manifest(manifest)
+        _take_over(store, manifest, places.to.resolve(), on_event)
+        placements = (*(p for p in placements if p.folder != placement.folder), placement)
+    if placements != manifest.placements:
+        manifest = manifest.model_copy(update={"placements": placements})
+        store.write_manifest(manifest)
     if places.publish_hf_cache is not None:
         how = publish_hf_cache(store, manifest, places.publish_hf_cache)
         on_event({"event": "laid out", "folder": str(places.publish_hf_cache), "how": how, "repo": manifest.repo})
     return manifest
+
+
+def _take_over(store: Store, manifest: Manifest, folder: Path, on_event: OnEvent) -> None:
+    """Makes a folder this snapshot's alone: of another one laid out there before, no shard stays among ours."""
+    for other in store.read_manifests():
+        left = tuple(p for p in other.placements if p.folder != str(folder))
+        if left == other.placements or (other.repo, other.commit) == (manifest.repo, manifest.commit):
+            continue
+        clear(store, other, folder, {file.path for file in manifest.files})
+        store.write_manifest(other.model_copy(update={"placements": left}))
+        because = f"held {other.repo}@{other.commit[:8]} before; its files are replaced"
+        on_event({"event": "warning", "path": str(folder), "because": because})
 
 
 def _known_sources(store: Store) -> dict[str, str]:

@@ -75,6 +75,7 @@ class Download:
             self._watch()
         finally:
             self._stop()
+            board.events.append(self._progress())
             self._tell()
         if board.broken is not None:
             raise board.broken
@@ -305,12 +306,15 @@ class Download:
                     for run in (run for blob in board.open for run in blob.running):
                         if run.at - max(run.start, run.saved) >= CHECKPOINT_BYTES:
                             run.saved = run.at
-                            saving.append((run.blob, Part(run.start, run.at, run.source.url)))
+                            part = Part(run.start, run.at, run.source.url)
+                            saving.append((run.blob, part, run.blob.mismatches))
             if ended:
                 return
-            for blob in {id(blob): blob for blob, _ in saving}.values():
+            for blob in {id(blob): blob for blob, _, _ in saving}.values():
                 with blob.sync:
-                    if blob.fd < 0:
+                    # Noted before a digest was wrong: what is still trusted of it was written down then.
+                    parts = [part for of, part, at in saving if of is blob and at == blob.mismatches]
+                    if blob.fd < 0 or not parts:
                         continue  # published, or given up: nothing to remember
                     os.fdatasync(blob.fd)
-                    self._store.append(*(part_line(blob.oid, part) for other, part in saving if other is blob))
+                    self._store.append(*(part_line(blob.oid, part) for part in parts))

@@ -75,30 +75,36 @@ def read_lock(path: Path) -> Manifest:
 def stage(order: Order, repo: str, revision: str, on_event: Callable[[Event], None]) -> Path:
     """Stages one snapshot; the folder it can be used from. The caller holds the store's lock.
 
-    The last event is `done` or `failed`. Raises Incomplete when files are missing, and what plan and disk raise.
+    The last event is `done` or `failed`, whatever ended it. Raises Incomplete when files are missing, and what plan
+    and disk raise.
     """
     began = time.monotonic()
-    wanted = find(order, repo, revision)
-    steps = execute.plan(order.store, wanted, order.places)
-    on_event({"event": "plan", **plan_document(steps, disk_free(order.store.root))})
-    for skipped in steps.skipped:
-        on_event({"event": "skipped", **skipped._asdict()})
-    execute.check_room(order.store, steps, order.places, order.thresholds.reserve_bytes)
-    most = order.thresholds.connections
-    sources = [Source(order.endpoint(), trusted=True, connections=most)]
-    sources += [Source(mirror(), trusted=False, connections=most) for mirror in order.mirrors]
+    steps: StagePlan | None = None
+    progress: Event = {"bytes": 0, "sources": []}
+
+    def tell(event: Event) -> None:
+        nonlocal progress
+        progress = event if event["event"] == "progress" else progress
+        on_event(event)
+
     try:
-        outcome = execute.execute(
-            order.store, steps, order.places, sources, order.thresholds, on_event, order.tool
-        )
-    finally:
-        for source in sources:
-            source.hub.close()
-    folder = order.store.snapshot(steps.repo, steps.revision.commit)
-    structure = read_structure(folder, outcome.manifest) if outcome.manifest else Structure(0, 0, (), ())
-    for problem in (*structure.broken, *structure.misplaced):
-        on_event({"event": "warning", "path": problem.path, "because": f"{problem.because}; the Hub has it so"})
-    on_event(_last_event(steps, outcome, structure, folder, time.monotonic() - began))
+        wanted = find(order, repo, revision)
+        steps = execute.plan(order.store, wanted, order.places)
+        tell({"event": "plan", **plan_document(steps, disk_free(order.store.root))})
+        for skipped in steps.skipped:
+            tell({"event": "skipped", **skipped._asdict()})
+        execute.check_room(order.store, steps, order.places, order.thresholds.reserve_bytes)
+        outcome = _execute(order, steps, tell)
+        folder = order.store.snapshot(steps.repo, steps.revision.commit)
+        structure = read_structure(folder, outcome.manifest) if outcome.manifest else None
+    except BrokenPipeError:
+        raise  # nobody is left to tell
+    except (ToolkitError, OSError, KeyboardInterrupt) as error:
+        tell(failed_event(repo, error, steps, progress, time.monotonic() - began))
+        raise
+    for problem in (*structure.broken, *structure.misplaced) if structure else ():
+        tell({"event": "warning", "path": problem.path, "because": f"{problem.because}; the Hub has it so"})
+    tell(_last_event(steps, outcome, structure, folder, time.monotonic() - began))
     if outcome.failed:
         first = next(iter(outcome.failed.values()))
         raise Incomplete(
@@ -107,6 +113,22 @@ def stage(order: Order, repo: str, revision: str, on_event: Callable[[Event], No
             hint=first.hint or ("run again to continue" if first.retry else None), code=first.code, retry=first.retry,
         )  # fmt: skip
     return order.places.to or folder
+
+
+def _execute(order: Order, steps: StagePlan, on_event: Callable[[Event], None]) -> Outcome:
+    """Carries the plan out with the sources of the order, each place once however often it is named."""
+    most, sources = order.thresholds.connections, dict[str, Source]()
+    try:
+        for number, client in enumerate((order.endpoint, *order.mirrors)):
+            hub = client()
+            if sources.setdefault(hub.endpoint, source := Source(hub, trusted=not number, connections=most)) != source:
+                hub.close()
+        return execute.execute(
+            order.store, steps, order.places, list(sources.values()), order.thresholds, on_event, order.tool
+        )
+    finally:
+        for source in sources.values():
+            source.hub.close()
 
 
 def plan_document(steps: StagePlan, free_bytes: int) -> dict[str, Any]:
@@ -123,13 +145,34 @@ def _selected(order: Order, tree: Tree) -> tuple[Tree, Any]:
     return select(tree, order.include, order.exclude)
 
 
-def _last_event(steps: StagePlan, outcome: Outcome, structure: Structure, folder: Path, seconds: float) -> Event:
+def failed_event(
+    repo: str, error: BaseException, steps: StagePlan | None = None, progress: Event | None = None,
+    seconds: float = 0.0,
+) -> Event:  # fmt: skip
+    """The last event of a snapshot that something ended before its time; null is what is not known."""
+    text = error.message if isinstance(error, ToolkitError) else str(error) or "interrupted"
+    about = progress or {"bytes": 0, "sources": []}
+    return {
+        "event": "failed", "repo": steps.repo if steps else repo, "commit": steps.revision.commit if steps else None,
+        "path": None, "files": len(steps.entries) if steps else None,
+        "bytes_total": steps.total_bytes if steps else None, "bytes_fetched": about["bytes"],
+        "bytes_reused": steps.reuse_bytes + steps.resume_bytes if steps else None,
+        "shards": None, "tensors": None, "broken_headers": None,
+        "sources": [{"url": source["url"], "bytes": source["bytes"]} for source in about["sources"]],
+        "seconds": round(seconds, 3), "because": text,
+    }  # fmt: skip
+
+
+def _last_event(
+    steps: StagePlan, outcome: Outcome, structure: Structure | None, folder: Path, seconds: float
+) -> Event:  # fmt: skip
     missing = [{"path": path, "because": error.message, "retry": error.retry} for path, error in outcome.failed.items()]
     return {
         "event": "failed" if outcome.failed else "done", "repo": steps.repo, "commit": steps.revision.commit,
-        "path": str(folder), "files": len(steps.entries), "bytes_total": steps.total_bytes,
+        "path": str(folder) if structure else None, "files": len(steps.entries), "bytes_total": steps.total_bytes,
         "bytes_fetched": sum(outcome.received.values()), "bytes_reused": steps.reuse_bytes + steps.resume_bytes,
-        "shards": structure.shards, "tensors": structure.tensors, "broken_headers": len(structure.broken),
+        "shards": structure.shards if structure else None, "tensors": structure.tensors if structure else None,
+        "broken_headers": len(structure.broken) if structure else None,
         "sources": [
             {"url": url, "bytes": count, "hosts": outcome.hosts.get(url, ())} for url, count in outcome.received.items()
         ],

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Literal
 
 from formulas.errors import BadInput, ToolkitError
-from screen.repo import is_commit
+from screen.repo import Tree, is_commit
 
 from .disk import (
     digest_file,
@@ -50,6 +50,43 @@ def lay_out(store: Store, manifest: Manifest, folder: Path, ways: tuple[How, ...
         how = place(store.blob(file.oid), folder / file.path, ways)
         used = max(used, how, key=_COSTS.index)
     return used
+
+
+def check_folder(store: Store, tree: Tree, folder: Path) -> None:
+    """Raises BadInput when a snapshot cannot be laid out there, or would take the place of files that are not its own.
+
+    A folder that this store laid out before may be laid out anew; in any other, a file in the way has to be the same.
+    """
+    real, root = folder.resolve(), store.root.resolve()
+    if real == root or root in real.parents:
+        raise BadInput(f"--to {folder}: expected a folder outside the store, got one in {store.root}")
+    above = next(path for path in (real, *real.parents) if path.exists())
+    if not above.is_dir():
+        raise BadInput(f"--to {folder}: expected a folder, got the file {above}")
+    if any(placement.folder == str(real) for m in store.read_manifests() for placement in m.placements):
+        return
+    for entry in tree.entries:
+        target = folder / entry.path
+        there = look(target)
+        if there is None or same(target, store.blob(entry.blob.oid)):
+            continue
+        if target.is_dir() or there.size != entry.blob.size or digest_file(target, entry.blob.oid) != entry.blob.oid:
+            raise BadInput(
+                f"--to {folder}: expected no other files in the way, got {target}, which is not the snapshot's; "
+                "nothing was replaced",
+                hint="name a new folder, or move that file away",
+            )
+
+
+def clear(store: Store, manifest: Manifest, folder: Path, kept: set[str]) -> None:
+    """Removes a snapshot's files from a folder it was laid out in, but those in `kept` and those changed since."""
+    for file in (file for file in manifest.files if file.path not in kept):
+        path, blob = folder / file.path, store.blob(file.oid)
+        there, wanted = look(path), look(blob)
+        if same(path, blob) or (there and wanted and there[:2] == wanted[:2]):
+            path.unlink()
+            while path.parent != folder and not any((path := path.parent).iterdir()):
+                path.rmdir()
 
 
 def place(blob: Path, target: Path, ways: tuple[How, ...]) -> How:

@@ -6,8 +6,8 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from formulas.errors import BadInput
-from screen.repo import Blob, Entry, Revision, Tree, check_path, is_commit, parse_oid
+from formulas.errors import BadInput, HubMisbehaved
+from screen.repo import Blob, Entry, Revision, Tree, check_path, is_commit, is_repo, parse_oid
 
 Layout = Literal["hard link", "symlink"]
 
@@ -57,7 +57,7 @@ class Manifest(BaseModel):
 
 
 def parse_manifest(data: bytes, name: str) -> Manifest:
-    """The manifest in a file's bytes, its paths checked as those of a tree are. Raises BadInput."""
+    """The manifest in a file's bytes, every name in it checked as those a Hub sends are. Raises BadInput."""
     try:
         manifest = Manifest.model_validate_json(data)
     except ValidationError as error:
@@ -66,8 +66,18 @@ def parse_manifest(data: bytes, name: str) -> Manifest:
         raise BadInput(f"{name}: expected a manifest of format 1, got {where}: {first['msg']}") from None
     if not is_commit(manifest.commit):
         raise BadInput(f"{name}: expected a commit of 40 hex digits, got {manifest.commit!r}")
+    if not is_repo(manifest.repo):
+        raise BadInput(f"{name}: expected a repo such as org/name, got {manifest.repo!r:.200}")
+    paths = {file.path for file in manifest.files}
+    try:
+        for text in (manifest.requested, *paths):
+            check_path(text)
+    except HubMisbehaved as error:
+        raise BadInput(f"{name}: {error.message}") from None
+    folders = {path[:i] for path in paths for i, c in enumerate(path) if c == "/"}
+    if len(paths) < len(manifest.files) or folders & paths:
+        raise BadInput(f"{name}: expected each path once, as a file or as a folder, got one twice")
     for file in manifest.files:
-        check_path(file.path)
         kind, _, digest = file.oid.partition(":")
         if file.size < 0 or parse_oid(digest if kind == "sha256" else None, digest) != file.oid:
             raise BadInput(f"{name} {file.path}: expected sha256:<64 hex> or git-sha1:<40 hex>, got {file.oid!r}")

@@ -5,14 +5,16 @@ A name or a size only makes a file a candidate. Its bytes are digested before th
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from formulas.errors import BadInput
 from screen.repo import Tree
 
-from .disk import digest_file, look
+from .disk import FULL, digest_file, look
 from .layout import copy, hard_link, reflink
 from .plan import Candidate, Reuse
 from .store import Store
@@ -27,10 +29,11 @@ def find_candidates(
     found: dict[str, list[Candidate]] = {}
 
     def add(oid: str, path: Path, *, linkable: bool) -> None:
-        real = path.resolve()
-        if (looks := look(real)) and looks.size == wanted[oid].blob.size:
-            shares = linkable and real.stat().st_dev == device
-            found.setdefault(oid, []).append(Candidate(str(real), looks.size, shares))
+        real = Path(os.path.realpath(path))
+        with contextlib.suppress(PermissionError):
+            if (looks := look(real)) and looks.size == wanted[oid].blob.size:
+                shares = linkable and real.stat().st_dev == device
+                found.setdefault(oid, []).append(Candidate(str(real), looks.size, shares))
 
     if not wanted:
         return {}
@@ -80,7 +83,10 @@ def reuse(store: Store, step: Reuse, digests: Digests) -> str | None:
     A file that others may change in place is copied (blocks shared where the file system can), never linked.
     """
     if not step.candidates:
-        if digest_file(store.blob(step.oid), step.oid) != step.oid:
+        try:
+            if digest_file(store.blob(step.oid), step.oid) != step.oid:
+                return None
+        except OSError:  # a bad sector
             return None
         store.record(step.oid)
         return "digested again"
@@ -98,8 +104,10 @@ def reuse(store: Store, step: Reuse, digests: Digests) -> str | None:
                 continue  # it was changed under our hands
             store.publish(step.oid, target, step.size)
             return f"{how} of {path}"
-        except FileNotFoundError:
-            continue  # it was there when the plan was made
+        except OSError as error:
+            if error.errno in FULL:
+                raise
+            continue  # gone since the plan was made, not for us to read, or on a bad sector: there are other places
         finally:
             target.unlink(missing_ok=True)
     return None
@@ -123,11 +131,14 @@ def _take(path: Path, target: Path, *, shares: bool) -> str:
 
 def _walk(folders: Iterable[Path]) -> Iterable[tuple[Path, int]]:
     for folder in folders:
+        if not folder.is_dir():
+            raise BadInput(f"{folder}: expected a folder to reuse files of, got none")
         for above, _, names in os.walk(folder):
             for name in names:
                 path = Path(above, name)
-                if looks := look(path):
-                    yield path, looks.size
+                with contextlib.suppress(PermissionError):
+                    if looks := look(path):
+                        yield path, looks.size
 
 
 def _existing(path: Path) -> Path:

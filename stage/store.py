@@ -42,12 +42,18 @@ class Store:
         self.journal_path, self.lock_path = root / "journal.jsonl", root / "lock"
         self.ballast = self.partials / "ballast"
 
-    def create(self) -> None:
-        """Makes the folders of a new store. Raises BadInput for a folder of other files or a later format."""
+    def check(self) -> None:
+        """Raises BadInput where this can be no store: a later format, or something that is no folder."""
         found = self.read_format()
         if found not in (None, FORMAT):
             raise BadInput(f"store {self.root}: expected format 1, got {found!r:.40}; it needs a newer stage")
-        if found is None:
+        if self.root.exists() and not self.root.is_dir():
+            raise BadInput(f"store {self.root}: expected a folder, got a file")
+
+    def create(self) -> None:
+        """Makes the folders of a new store. Raises BadInput for a folder of other files or a later format."""
+        self.check()
+        if self.read_format() is None:
             if self.root.is_dir() and not all(map(is_temporary, self.root.iterdir())):
                 raise BadInput(f"store {self.root}: expected a store or an empty folder, got a folder of other files")
             write_file(self.root / "format", FORMAT)
@@ -66,7 +72,7 @@ class Store:
     def read_format(self) -> bytes | None:
         try:
             return (self.root / "format").read_bytes()
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return None
 
     # Where things lie
@@ -158,10 +164,16 @@ class Store:
     # Changes
 
     def append(self, *lines: bytes) -> None:
-        """Adds lines to the journal, on a full disk too. Not fsynced: a line that is lost costs work, never bytes."""
+        """Adds lines to the journal, on a full disk too. Not fsynced: a line that is lost costs work, never bytes.
+
+        A line that was cut short, by a crash or a full disk, is ended first: it does not take the next one with it.
+        """
         data = b"".join(lines)
-        fd = os.open(self.journal_path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+        fd = os.open(self.journal_path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
         try:
+            size = os.fstat(fd).st_size
+            if size and os.pread(fd, 1, size - 1) != b"\n":
+                data = b"\n" + data
             while data:
                 try:
                     data = data[os.write(fd, data) :]

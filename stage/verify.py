@@ -86,7 +86,10 @@ def verify(
         (_, _, oid), paths = item
         if not hasattr(buffers, "mine"):
             buffers.mine = bytearray(READ_BYTES)
-        got = digest_file(paths[0], oid, buffers.mine)
+        try:
+            got = digest_file(paths[0], oid, buffers.mine)
+        except OSError as error:  # a bad sector, or not ours to read: the others are checked all the same
+            got = f"none ({error.strerror})"
         on_bytes(sizes[paths[0]])
         if got == oid:
             return []
@@ -123,6 +126,8 @@ def read_structure(folder: Path, manifest: Manifest) -> Structure:
             broken.append(Difference(path, error.message))
         except (FileNotFoundError, NotADirectoryError):
             broken.append(Difference(path, "missing"))
+        except OSError as error:
+            broken.append(Difference(path, f"cannot be read ({error.strerror})"))
     index = [d for file in manifest.files if file.path.rsplit("/", 1)[-1] == INDEX
              for d in _check_index(folder, file.path, headers, {file.path for file in manifest.files})]  # fmt: skip
     return Structure(len(paths), sum(len(h.names) for h in headers.values()), tuple(broken), tuple(index))

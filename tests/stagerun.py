@@ -17,7 +17,7 @@ from stage.disk import digest_file
 from stage.store import Store
 
 QUICK = (
-    "--part-size=256KiB", "--stall-seconds=0.6", "--first-byte-seconds=1", "--call-seconds=3", "--slow-seconds=1",
+    "--part-size=256KiB", "--stall-seconds=1.5", "--first-byte-seconds=4", "--call-seconds=5", "--slow-seconds=1",
     "--slow-floor=64KiB", "--probe-seconds=1", "--retries=3", "--backoff-seconds=0.05", "--reserve=0",
 )  # fmt: skip
 

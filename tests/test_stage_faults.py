@@ -65,7 +65,7 @@ def test_a_faulty_hub_alone_is_enough(hub, stage, store, faults):
     ran = stage(hub(repo, faults=faults), repo.name)
     assert ran.code == 0, ran.stderr
     assert_staged(store, repo)
-    assert ran.seconds < 15
+    assert ran.seconds < 40
 
 
 def test_what_arrived_before_a_cut_is_kept(hub, stage, store):
@@ -96,7 +96,7 @@ def test_a_hopeless_hub_ends_with_the_documented_code_and_the_rest_kept(hub, sta
     ran = stage(demo, repo.name)
     assert ran.code == code
     assert f'"code": "{word}"' in ran.stderr
-    assert ran.seconds < 30
+    assert ran.seconds < 60
     assert store.is_dir()
     assert_blobs_true(store)
     assert not list((store / "manifests").rglob("*.json")), "no manifest for what is not complete"
@@ -132,7 +132,7 @@ def test_one_good_source_of_two_is_enough(hub, stage, store, faults):
     ran = stage(demo, repo.name, "--mirror", demo.mirrors[0])
     assert ran.code == 0, ran.stderr
     assert_staged(store, repo)
-    assert ran.seconds < 15
+    assert ran.seconds < 40
     assert {line.authorization for line in demo.log if line.origin != "hub"} == {None}, "the token stays at the Hub"
     assert {line.route for line in demo.log if line.origin == "mirror0"} <= {"mirror0"}, "no metadata from a mirror"
 
@@ -160,12 +160,12 @@ def test_the_mirror_with_wrong_bytes_is_named(hub, stage, store):
 
 
 def test_a_throttled_origin_is_left_for_a_fast_mirror(hub, stage, store):
-    repo = small_repo(size=8 << 20)
+    repo = small_repo(size=32 << 20)
     demo = hub(repo, mirrors=1, faults=[Fault(Kind.RATE, "cdn", "*", bytes_per_second=100_000)])
     ran = stage(demo, repo.name, "--mirror", demo.mirrors[0])
     assert ran.code == 0
     assert_staged(store, repo)
-    assert ran.seconds < 10, "8 MiB at 100 kB/s would take 84 s"
+    assert ran.seconds < 40, "32 MiB at 100 kB/s a connection would take longer"
     assert ran.last["bytes_fetched"] <= 1.05 * total(repo)
 
 
