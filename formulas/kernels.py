@@ -184,8 +184,8 @@ def expert_tensors(scheme: Scheme, shape: ExpertShape, runtime: Runtime) -> Tens
             if backend is Backend.HUMMING:
                 loaded = _humming_experts(shape, 8, 32, 8)
             if backend is Backend.FLASHINFER_TRTLLM:
-                padded = n, ups, up(inter, 128), up(hidden, 256)
-                loaded = _pair(*padded, 1) + _pair(*padded, 1 / 32)
+                wide, tall = up(inter, 128), up(hidden, 256)
+                loaded = _pair(n, ups, wide, tall, 1) + _pair(n, ups, wide, tall, 1 / 32)
         case Kind.INT:
             created, loaded = _int_experts(scheme, shape, wide, backend)
     bias = (n * ups * inter * wide, n * hidden * wide) if shape.biased else ()

@@ -40,7 +40,7 @@ def rope_caches(geometry: Geometry, deployment: Deployment) -> Iterator[RopeCach
             half = 2 * values  # bytes of angles, cosines or sines in F32; scaled variants pass through one more
             scaled = (half,) if scaling.get("rope_type", scaling.get("type")) in _YARN else ()
             cache = RopeCache(
-                values * _value_bytes(geometry, deployment), (4 * positions, half, half, half, *scaled), 4 * values
+                values * _value_bytes(scaling, geometry, deployment), (4 * positions, half, half, half, *scaled), 4 * values
             )
             # DeepSeek V3.2's indexer rotates in the other layout, with a cache of its own; GLM 5's shares the model's.
             yield from (cache,) * (2 if geometry.text_model_type == "deepseek_v32" else 1)
@@ -60,10 +60,15 @@ def _dims(rope: Rope, scaling: Mapping[str, Any], geometry: Geometry) -> int:
     return rope.dims or 0
 
 
-def _value_bytes(geometry: Geometry, deployment: Deployment) -> int:
-    """Bytes of a cached value. The newest DeepSeek V3.2 class rotates by FlashInfer, which reads F32 tables."""
-    flashinfer = geometry.text_model_type == "deepseek_v32" and "flashinfer" not in deployment.without
-    wide = (geometry.text_model_type in _F32_TYPES or flashinfer) and deployment.release >= (0, 33, 0)
+def _value_bytes(scaling: Mapping[str, Any], geometry: Geometry, deployment: Deployment) -> int:
+    """Bytes of a cached value. FlashInfer rotates by F32 tables: in the newest DeepSeek V3.2 class, and in DeepSeek's
+    yarn where the engine's own operators run, which compilation turns off (vllm 0.25.1 and 0.33.0
+    rotary_embedding/deepseek_scaling_rope.py, config/compilation.py custom_ops)."""
+    newest = deployment.release >= (0, 33, 0)
+    wide = newest and geometry.text_model_type in _F32_TYPES
+    if "flashinfer" not in deployment.without:
+        yarn = geometry.latent is not None and scaling.get("rope_type", scaling.get("type")) in _YARN
+        wide |= (newest and geometry.text_model_type == "deepseek_v32") or (yarn and deployment.enforce_eager)
     stated = deployment.dtype if deployment.dtype != "auto" else geometry.dtype
     return 4 if wide or stated == "float32" else 2
 
