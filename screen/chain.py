@@ -24,7 +24,7 @@ from .findings import Answer, Finding, Outcome, Source
 from .policy import Policy
 from .readme import Card
 from .repo import Entry, Tree
-from .shards import INDEX, Index, Problem, ShardSet
+from .shards import INDEX, Placed, Problem, ShardSet
 from .target import Engine, Target
 
 
@@ -109,7 +109,7 @@ class Known:
     bundle: Bundle | None = None
     card: Card | None = None  # read where it is asked for
     twin_bundle: Bundle | None = None  # the configs of the twin
-    index: Index | None = None
+    index: Placed | None = None
     index_broken: str | None = None  # why there is none, where there is such a file
     problems: tuple[Problem, ...] | None = None  # where the index and the headers disagree
     header_source: Source = Source.HEADER  # `api` where the Hub read the headers for us

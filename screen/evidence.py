@@ -2,31 +2,32 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
 from collections.abc import Mapping
 from concurrent.futures import Executor
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from formulas.errors import AccessDenied, HeaderError, HubMisbehaved
+from formulas.errors import AccessDenied, HubMisbehaved
 from formulas.facts import Facts
 from formulas.geometry import overridden
 
+from .apart import Apart, Lost
 from .cache import Cache, Kind, file_key
 from .census import derive, parse_config
 from .chain import CONFIG_FILES, Bundle, Evidence, Known, Page
+from .counting import Count, Origin, Tally
 from .findings import Source as Rests
-from .header import Header
-from .headers import Names, read_headers, read_headers_in_one
+from .headers import read_headers, read_headers_in_one
 from .readme import Card, parse_readme, read_card
 from .repo import Entry, Revision, is_commit
-from .shards import INDEX, Index, parse_index, reconcile, shard_set
+from .shards import INDEX, shard_set
 from .source import ModelInfo, Source
 from .transport import Cost
 
 LONGEST_CARD = 4 * 2**20
 SMALL_FILE = 256 * 2**20  # the index of a 300,000-tensor repo takes 31 MB
+LARGE_INDEX = 4 * 2**20  # some 40,000 tensors: a tenth of a second to count, half of what a process takes to start
 ONE_REQUEST_FROM = 4  # shards: fewer cost less by a range each, which says more
 
 
@@ -37,6 +38,7 @@ class Means(NamedTuple):
     shards: Executor
     overrides: Mapping[str, Any] = MappingProxyType({})
     card: bool = False  # whether the README is worth a request
+    apart: Apart | None = None  # processes that count large repos
 
 
 def buy(level: Evidence, known: Known, source: Source, cost: Cost, means: Means) -> Known:
@@ -87,7 +89,7 @@ def page(info: ModelInfo) -> Page:
 def _tree(known: Known, source: Source, cost: Cost) -> Known:
     tree = source.tree(known.reads, known.at, cost)
     known = replace(known, tree=tree, shards=shard_set(tree, None))
-    return replace(known, facts=_facts(known, None))
+    return replace(known, facts=_facts(known))
 
 
 def _configs(known: Known, source: Source, cost: Cost, means: Means) -> Known:
@@ -106,7 +108,7 @@ def _configs(known: Known, source: Source, cost: Cost, means: Means) -> Known:
     known = replace(known, bundle=Bundle(files, broken))
     if means.card:
         known = replace(known, card=_card(known, source, cost, means.cache))
-    return replace(known, facts=_facts(known, None))
+    return replace(known, facts=_facts(known))
 
 
 def _card(known: Known, source: Source, cost: Cost, cache: Cache) -> Card | None:
@@ -135,54 +137,59 @@ def small_file(known: Known, source: Source, entry: Entry, cost: Cost, cache: Ca
 
 
 def _headers(known: Known, source: Source, cost: Cost, means: Means) -> Known:
-    """The index, and if every shard it names is there, their headers."""
-    known = _indexed(known, source, cost, means.cache)
+    """The index, and if every shard it names is there, their headers; of a large repo counted in a process of its
+    own, and once more in this one should that be lost."""
+    index = known.tree.find(INDEX) if known.tree else None
+    remote = means.apart.tally() if means.apart and index and index.blob.size >= LARGE_INDEX else None
+    if remote is not None:
+        try:
+            with remote:
+                return _counted(known, source, cost, means, remote)
+        except Lost:
+            if means.apart and means.apart.closed:  # nobody waits for this repo any more
+                raise
+    return _counted(known, source, cost, means, Tally())
+
+
+def _counted(known: Known, source: Source, cost: Cost, means: Means, count: Count) -> Known:
+    known = _indexed(known, source, cost, means.cache, count)
     if known.shards is None or known.shards.missing:
         return known
-    wanted, index, found = known.shards.shards, known.index, None
+    wanted, index, in_one = known.shards.shards, known.index, False
     named = [entry for entry in wanted if entry not in known.shards.strays]
     if index is not None and len(named) >= ONE_REQUEST_FROM:
         revision = Revision(known.revision, known.at)
-        found = read_headers_in_one(source, means.cache, known.reads, revision, named, INDEX, cost)
-    rests = Rests.API if found else Rests.HEADER
+        in_one = read_headers_in_one(source, means.cache, known.reads, revision, named, INDEX, cost, count)
     # The route tells of the index's shards only.
-    entries = [entry for entry in wanted if entry.path not in (found or {})]
-    names = _placed(index) if index and entries else None
-    read = read_headers(source, means.cache, known.reads, known.at, entries, cost, means.shards, names=names)
-    headers: dict[str, Header] = {}
-    for path, header in sorted({**(found or {}), **read}.items()):
-        if isinstance(header, HeaderError):
-            raise header
-        headers[path] = header
-    problems = reconcile(index, headers)
-    return replace(known, header_source=rests, problems=problems, facts=_facts(known, headers))
+    entries = known.shards.strays if in_one else wanted
+    names = index.names if index else None
+    read_headers(source, means.cache, known.reads, known.at, entries, cost, means.shards, count, names=names)
+    files = known.bundle.files if known.bundle else {}
+    found = count.counted(
+        Origin(files.get("config.json"), files.get("hf_quant_config.json"), known.reads, known.commit,
+               sum(entry.blob.size for entry in wanted))
+    )  # fmt: skip
+    rests = Rests.API if in_one else Rests.HEADER
+    return replace(known, header_source=rests, problems=found.problems, facts=found.facts)
 
 
-def _indexed(known: Known, source: Source, cost: Cost, cache: Cache) -> Known:
+def _indexed(known: Known, source: Source, cost: Cost, cache: Cache, count: Count) -> Known:
     """The index: read here because it is the size of the headers, which many repos never come to."""
     if known.tree is None or (entry := known.tree.find(INDEX)) is None:
         return known
     data = small_file(known, source, entry, cost, cache)
     try:
-        index = parse_index(data)
+        index = count.index(data)
     except HubMisbehaved as error:
         return replace(known, index_broken=error.message)
     return replace(known, index=index, shards=shard_set(known.tree, index))
 
 
-def _placed(index: Index) -> dict[str, Names]:
-    """The tensors an index places in each file, and the bytes of their names."""
-    spelled: defaultdict[str, int] = defaultdict(int)
-    for tensor, file in index.shard_of.items():
-        spelled[file] += len(tensor)
-    return {file: Names(tensors, spelled[file]) for file, tensors in Counter(index.shard_of.values()).items()}
-
-
-def _facts(known: Known, headers: Mapping[str, Header] | None) -> Facts:
-    """What follows from the evidence so far."""
+def _facts(known: Known) -> Facts:
+    """What follows from the evidence so far, without headers."""
     files = known.bundle.files if known.bundle else {}
     shards = known.shards.shards if known.shards else ()
     return derive(
-        files.get("config.json"), headers, hf_quant=files.get("hf_quant_config.json"), repo=known.reads,
+        files.get("config.json"), None, hf_quant=files.get("hf_quant_config.json"), repo=known.reads,
         commit=known.commit, file_bytes=sum(entry.blob.size for entry in shards), shards=len(shards),
     )  # fmt: skip

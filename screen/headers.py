@@ -11,16 +11,17 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor, Future
-from typing import NamedTuple
 
 from formulas.errors import HeaderError
 from formulas.units import KIB
 
 from .cache import Cache, Kind
-from .header import HEADER_CAP, Header, header_length, parse_header
+from .counting import Count
+from .header import HEADER_CAP, header_length
 from .repo import Entry, Revision
+from .shards import Names
 from .source import Source, name
-from .stated import Headers, cut, parse_stated, whole
+from .stated import cut, whole
 from .transport import Cost
 
 _FIRST_RANGE = 64 * KIB  # with nothing known: longer than 9 of 10 headers of whole models in one file
@@ -28,13 +29,6 @@ _PER_TENSOR = 72.0  # bytes a tensor takes beside its name, before any was seen
 _OVER = 1.0  # bytes a tensor asked for beyond the mean, so that few ranges prove short
 _QUOTED = 4  # a name's two quotes, a colon and a comma
 _AROUND = 8 + 2 + 16  # the length, the braces, padding to 8 bytes and a little metadata
-
-
-class Names(NamedTuple):
-    """How many tensors a file has, and the bytes of all their names."""
-
-    tensors: int
-    bytes: int
 
 
 class Lengths:
@@ -67,43 +61,42 @@ class Lengths:
 
 def read_headers(
     source: Source, cache: Cache, repo: str, commit: str, entries: Sequence[Entry], cost: Cost, pool: Executor,
-    *, names: Mapping[str, Names] | None = None,
-) -> Headers:  # fmt: skip
-    """The header of each entry, by path. `names` tells of those the index places in each file, if there is one.
+    count: Count, *, names: Mapping[str, Names] | None = None,
+) -> None:  # fmt: skip
+    """Has the header of each entry counted. `names` tells of those the index places in each file, if there is one.
 
-    A malformed header is its entry's value; what keeps the headers from being read at all is raised: NotFound,
+    A malformed header is for `count` to tell of; what keeps the headers from being read at all is raised: NotFound,
     AccessDenied, HubUnavailable, HubMisbehaved. The pool must not be the one this call itself runs in.
     """
     lengths = Lengths(names)
 
-    def read(entry: Entry) -> Header | HeaderError:
-        return _read(source, cache, repo, commit, entry, cost, lengths)
+    def read(entry: Entry) -> None:
+        _read(source, cache, repo, commit, entry, cost, lengths, count)
 
-    found: Headers = {}
-    waiting: list[tuple[Entry, Future[Header | HeaderError]]] = []
+    waiting: list[Future[None]] = []
     try:
         # One alone first: the others then know about how long theirs are.
         for entry in entries[:1]:
-            found[entry.path] = pool.submit(read, entry).result()
-        waiting = [(entry, pool.submit(read, entry)) for entry in entries[1:]]
-        for entry, future in waiting:
-            found[entry.path] = future.result()
+            pool.submit(read, entry).result()
+        waiting = [pool.submit(read, entry) for entry in entries[1:]]
+        for future in waiting:
+            future.result()
     finally:
-        for _, future in waiting:
+        for future in waiting:
             future.cancel()
-    return found
 
 
 def read_headers_in_one(
-    source: Source, cache: Cache, repo: str, revision: Revision, entries: Sequence[Entry], index: str, cost: Cost
-) -> Headers | None:
-    """The same from the Hub's one-request route, whose answer cannot be checked as well; None where `read_headers` is
+    source: Source, cache: Cache, repo: str, revision: Revision, entries: Sequence[Entry], index: str, cost: Cost,
+    count: Count,
+) -> bool:  # fmt: skip
+    """The same from the Hub's one-request route, whose answer cannot be checked as well; False where `read_headers` is
     the way: the route is not served, or the headers themselves are all in the cache.
 
     Kept apart in the cache from headers that were read: their findings have source `api`.
     """
     if all(entry.blob.known and cache.holds(Kind.HEADER, entry.blob.oid) for entry in entries):
-        return None
+        return False
     sizes = {entry.path: entry.blob.size for entry in entries}
     names = {entry.path: name(repo, revision.commit, entry.path) for entry in entries}
     kept: dict[str, bytes] = {}
@@ -113,7 +106,8 @@ def read_headers_in_one(
         kept[entry.path] = text
     else:
         cost.add(cached_headers=len(entries))
-        return parse_stated(kept, sizes, names)
+        count.stated(kept, sizes, names)
+        return True
     body = source.metadata_in_one(repo, revision, index, cost)
     folder = index.rpartition("/")[0] + "/" if "/" in index else ""
     for way in (cut, whole):
@@ -121,18 +115,17 @@ def read_headers_in_one(
         if texts is None:
             continue
         texts = {folder + path: text for path, text in texts.items()}
-        found = parse_stated(texts, sizes, names)
-        if way is whole or not any(isinstance(header, HeaderError) for header in found.values()):
+        if count.stated(texts, sizes, names) or way is whole:
             for entry in entries:
                 if entry.blob.known:
                     cache.keep(Kind.API, entry.blob.oid, texts[entry.path])
-            return found
-    return None
+            return True
+    return False
 
 
 def _read(
-    source: Source, cache: Cache, repo: str, commit: str, entry: Entry, cost: Cost, lengths: Lengths
-) -> Header | HeaderError:
+    source: Source, cache: Cache, repo: str, commit: str, entry: Entry, cost: Cost, lengths: Lengths, count: Count
+) -> None:
     subject, size = name(repo, commit, entry.path), entry.blob.size
     cached = entry.blob.known and not source.free
     with cache.alone(Kind.HEADER, entry.blob.oid if cached else f"{subject} of {commit}"):
@@ -145,9 +138,9 @@ def _read(
                 if cached:
                     cache.keep(Kind.HEADER, entry.blob.oid, data)
             lengths.learn(entry.path, len(data))
-            return parse_header(data, file_size=size, name=subject)
+            count.header(entry.path, data, size, subject)
         except HeaderError as error:
-            return error
+            count.refuse(entry.path, error)
 
 
 def _fetch(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Container, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
@@ -31,6 +31,28 @@ class Index(NamedTuple):
     @property
     def shards(self) -> list[str]:
         return sorted(set(self.shard_of.values()))
+
+
+class Names(NamedTuple):
+    """How many tensors a file has, and the bytes of all their names."""
+
+    tensors: int
+    bytes: int
+
+
+class Placed(NamedTuple):
+    """What an index says but for the tensors' names: those it places in each file, and the data bytes it states."""
+
+    names: dict[str, Names]
+    total_size: int | None
+
+    @property
+    def shards(self) -> list[str]:
+        return sorted(self.names)
+
+    @property
+    def tensors(self) -> int:
+        return sum(names.tensors for names in self.names.values())
 
 
 class ShardSet(NamedTuple):
@@ -71,7 +93,16 @@ def parse_index(data: bytes, *, name: str = INDEX) -> Index:
     return Index(found, total if type(total) is int and total > 0 else None)
 
 
-def shard_set(tree: Tree, index: Index | None) -> ShardSet:
+def placed(index: Index) -> Placed:
+    """The index in short."""
+    spelled: defaultdict[str, int] = defaultdict(int)
+    for tensor, file in index.shard_of.items():
+        spelled[file] += len(tensor)
+    tensors = Counter(index.shard_of.values())
+    return Placed({file: Names(count, spelled[file]) for file, count in tensors.items()}, index.total_size)
+
+
+def shard_set(tree: Tree, index: Index | Placed | None) -> ShardSet:
     """The tree's safetensors files told apart: the union of the index's shards and of strays beside them."""
     entries = {entry.path: entry for entry in tree.entries if entry.path.endswith(".safetensors")}
     named = {path for path in index.shards if path in entries} if index else set()

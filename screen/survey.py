@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 from formulas.errors import ToolkitError
 
+from .apart import Apart
 from .cache import Cache
 from .chain import (
     Criteria,
@@ -90,7 +91,8 @@ def survey(
     `overrides` are laid over every config.json, as the engine's --hf-overrides."""
     repos = ThreadPoolExecutor(REPOS_AT_ONCE, thread_name_prefix="repo")
     shards = ThreadPoolExecutor(SHARDS_AT_ONCE, thread_name_prefix="shard")
-    means = Means(cache, shards, overrides or {}, criteria.reads_card)
+    apart = Apart()
+    means = Means(cache, shards, overrides or {}, criteria.reads_card, apart)
     originals: Originals = {}
     studies: deque[Future[Case]] = deque()
     try:
@@ -115,6 +117,7 @@ def survey(
     finally:
         for pool in (repos, shards):
             pool.shutdown(wait=False, cancel_futures=True)
+        apart.close()
 
 
 def _finished(studies: deque[Future[Case]]) -> Iterator[Judged]:
@@ -151,8 +154,7 @@ def _study(case: Case, original: Future[Case] | None, criteria: Criteria, means:
         case = case._replace(known=replace(case.known, twin_bundle=original.result().known.bundle))
     case = _bought(_judge(case, Evidence.CONFIG, criteria), Evidence.HEADERS, means)
     case = _judge(case, Evidence.HEADERS, criteria)
-    # An index is as long as the model, and no later candidate asks for it.
-    return case._replace(known=replace(case.known, index=None, twin_bundle=None))
+    return case._replace(known=replace(case.known, twin_bundle=None))
 
 
 def _bought(case: Case, level: Evidence, means: Means) -> Case:

@@ -14,6 +14,7 @@ from loopback import Loopback, ranged, reply
 
 from formulas.errors import HeaderError, HubUnavailable
 from screen.cache import Cache
+from screen.counting import Tally
 from screen.header import HEADER_CAP, Header, parse_header
 from screen.headers import Lengths, Names, read_headers, read_headers_in_one
 from screen.hub import Hub
@@ -74,7 +75,9 @@ class Repo:
     def read(self, cache, *, names=True, entries=None, cost=None):
         with Hub(self.hub.url, limits=QUICK) as source, ThreadPoolExecutor(8) as pool:
             chosen, known = self.entries if entries is None else entries, self.names if names else None
-            return read_headers(source, cache, "o/n", COMMIT, chosen, cost or Cost(), pool, names=known)
+            tally = Tally()
+            read_headers(source, cache, "o/n", COMMIT, chosen, cost or Cost(), pool, tally, names=known)
+            return tally.headers
 
 
 def test_one_request_a_shard_and_few_bytes_more(tmp_path):
@@ -136,8 +139,9 @@ def test_lengths_around_the_first_range_are_read_right(tmp_path, monkeypatch):
             repo.files["m"], repo.whole, over[0] = data, 8 + struct.unpack("<Q", data[:8])[0], off
             entry, cost = Entry("m", Blob("unknown", len(data))), Cost()
             source.renew("o/n", COMMIT, "m")
-            found = read_headers(source, Cache(tmp_path), "o/n", COMMIT, [entry], cost, pool)
-            assert found["m"] == parse_header(data, file_size=len(data), name="m")
+            tally = Tally()
+            read_headers(source, Cache(tmp_path), "o/n", COMMIT, [entry], cost, pool, tally)
+            assert tally.headers["m"] == parse_header(data, file_size=len(data), name="m")
             first = min(len(data), max(8, repo.whole + off))
             assert (cost.requests, cost.cdn_requests) == (1, 1 if first >= repo.whole else 2)
 
@@ -167,7 +171,7 @@ def test_a_hub_that_fails_is_raised_not_recorded(tmp_path):
     with Loopback(lambda r: reply(500)) as server, ThreadPoolExecutor(2) as pool:
         entries = [Entry(f"m{n}.safetensors", Blob("unknown", 100)) for n in range(5)]
         with pytest.raises(HubUnavailable):
-            read_headers(Hub(server.url, limits=QUICK), Cache(tmp_path), "o/n", COMMIT, entries, Cost(), pool)
+            read_headers(Hub(server.url, limits=QUICK), Cache(tmp_path), "o/n", COMMIT, entries, Cost(), pool, Tally())
 
 
 # The one-request route
@@ -176,7 +180,9 @@ def test_a_hub_that_fails_is_raised_not_recorded(tmp_path):
 def in_one(repo, cache, cost, entries=None):
     with Hub(repo.hub.url, limits=QUICK) as source:
         chosen, main = repo.entries if entries is None else entries, Revision("main", COMMIT)
-        return read_headers_in_one(source, cache, "o/n", main, chosen, "model.safetensors.index.json", cost)
+        tally = Tally()
+        served = read_headers_in_one(source, cache, "o/n", main, chosen, "model.safetensors.index.json", cost, tally)
+        return tally.headers if served else None
 
 
 def test_one_request_reads_all_and_is_kept_apart(tmp_path):

@@ -10,6 +10,7 @@ import pytest
 
 from formulas.errors import BadInput, HeaderError, HubMisbehaved, NotFound
 from screen.cache import Cache
+from screen.counting import Tally
 from screen.header import Header
 from screen.headers import read_headers
 from screen.local import UNKNOWN, Local
@@ -44,9 +45,10 @@ def headers(source, cache_dir, cost=None):
     found = source.resolve("", "", Cost())
     entries = [e for e in source.tree("", "", Cost()).entries if e.path.endswith(".safetensors")]
     with ThreadPoolExecutor(2) as pool:
-        return read_headers(
-            source, Cache(cache_dir), found.canonical, found.revision.commit, entries, cost or Cost(), pool
-        )
+        tally = Tally()
+        at = found.canonical, found.revision.commit
+        read_headers(source, Cache(cache_dir), *at, entries, cost or Cost(), pool, tally)
+    return tally.headers
 
 
 def test_a_folder_is_read_without_network(folder, tmp_path):

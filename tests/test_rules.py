@@ -17,7 +17,7 @@ SHELL = {
 }
 PURE_SCREEN = {"repo", "header", "stated", "census", "formats", "quantization", "shards", "chain", "findings", "gates",
                "contents", "loadable", "policy", "fits", "on", "target", "compare", "flat", "pairs", "card",
-               "readme"}  # fmt: skip
+               "readme", "counting"}  # fmt: skip
 PURE_STAGE = {"plan", "journal", "spans", "manifest"}
 IMPURE = {"requests", "os", "pathlib", "tempfile", "shutil", "socket", "subprocess", "threading", "concurrent", "time",
           "random", "logging", "typer"}  # fmt: skip
