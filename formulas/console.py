@@ -7,6 +7,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Sequence
+from difflib import get_close_matches
 from itertools import pairwise
 from math import isfinite
 from typing import Any
@@ -14,7 +15,7 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
-from .errors import ToolkitError
+from .errors import BadInput, ToolkitError
 
 YES, FAILED, USAGE, NO, PARTLY, LOCKED, INTERRUPTED = 0, 1, 2, 3, 4, 5, 130
 
@@ -24,7 +25,7 @@ class MainCommandGroup(TyperGroup):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         if args and self.get_command(ctx, args[0]) is None:
-            args = ["run", *args]
+            args = ["run", *self._checked(ctx, args, args[0])]
         return super().resolve_command(ctx, args)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -40,8 +41,18 @@ class MainCommandGroup(TyperGroup):
         for at, (before, word) in enumerate(pairwise(["", *args])):
             if before not in valued and (word == "-" or not word.startswith("-")):
                 named = self.get_command(ctx, word) is not None
-                return [word, *args[:at], *args[at + 1 :]] if named else ["run", *args]
+                return [word, *args[:at], *args[at + 1 :]] if named else ["run", *self._checked(ctx, args, word)]
         return ["run", *args]
+
+    def _checked(self, ctx: Any, args: list[str], word: str) -> list[str]:
+        """The arguments of the main command. Raises BadInput where the first of its words is a command mistyped."""
+        near = get_close_matches(word, [name for name in self.commands if name != "run"], n=1, cutoff=0.75)
+        if near and "/" not in word and not os.path.exists(word):
+            raise BadInput(
+                f"{word}: expected a command or a repo as org/name, got neither; nothing was done",
+                hint=f"did you mean `{ctx.info_name} {near[0]}`? if it is a repo: `{ctx.info_name} run {word}`",
+            )
+        return args
 
 
 def application(name: str, help: str) -> typer.Typer:

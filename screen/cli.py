@@ -163,7 +163,7 @@ def run_command(
     if as_csv:
         data(report.comma_separated(verdicts).removesuffix("\n"))
     elif not as_json:
-        data("\n".join(report.shortlist(judged, report.markdown if as_markdown else report.aligned)))
+        data("\n".join(report.shortlist(judged, report.MARKDOWN if as_markdown else report.TEXT)))
     return exit_code(verdicts)
 
 
@@ -203,7 +203,7 @@ def show(
     elif (error := item.verdict.error) is not None:
         tell(ToolkitError(error.message, hint=error.hint), as_json=False)
     else:
-        data("\n".join(report.census(item.verdict, report.markdown if as_markdown else report.aligned)))
+        data("\n".join(report.census(item.verdict, (report.MARKDOWN if as_markdown else report.TEXT).table)))
     return exit_code([item.verdict])
 
 
@@ -220,19 +220,18 @@ def compare(
     if as_json:
         json_line(found.model_dump(mode="json"))
     else:
-        data("\n".join(differences(found, report.markdown if as_markdown else report.aligned)))
+        data("\n".join(differences(found, (report.MARKDOWN if as_markdown else report.TEXT).table)))
     return YES if found.same_bytes else NO
 
 
 @app.command()
 def gates(as_json: Json = False, as_markdown: Markdown = False) -> int:
     """Every gate: the evidence it needs, what it decides by, the policy keys it obeys."""
-    rows = report.gates(GATES)
-    if as_json:
-        for row in rows[1:]:
-            json_line(dict(zip(("gate", "needs", "source", "decides_by", "keys"), row, strict=True)))
-    else:
-        data("\n".join((report.markdown if as_markdown else report.aligned)(rows)))
+    for gate in GATES if as_json else ():
+        json_line({"gate": gate.name, "needs": gate.needs.word, "source": gate.source, "decides_by": gate.decides_by,
+                   "keys": ", ".join(gate.keys)})  # fmt: skip
+    if not as_json:
+        data("\n".join((report.MARKDOWN if as_markdown else report.TEXT).table(report.gates(GATES), "")))
     return YES
 
 

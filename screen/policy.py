@@ -6,7 +6,7 @@ import tomllib
 from collections.abc import Mapping
 from datetime import date
 from difflib import get_close_matches
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BeforeValidator, Field, ValidationError
 
@@ -29,11 +29,14 @@ def _bytes(value: Any) -> Any:
         raise ValueError(error.message) from None  # the form in which pydantic adds the key
 
 
-Words = Annotated[tuple[str, ...] | None, BeforeValidator(_words)]
-Size = Annotated[int | None, BeforeValidator(_bytes), Field(ge=0)]
-Count = Annotated[int | None, Field(ge=0)]
+# The titles are what an error says was expected.
+Words = Annotated[tuple[str, ...] | None, BeforeValidator(_words), Field(title="a list of words")]
+Size = Annotated[int | None, BeforeValidator(_bytes), Field(ge=0, title="a size such as 20GiB")]
+Count = Annotated[int | None, Field(ge=0, title="a whole number")]
+Day = Annotated[date | None, Field(title="a day as YYYY-MM-DD")]
 Permit = Literal["allow", "deny"]
-Topics = Annotated[tuple[Topic, ...] | None, BeforeValidator(_words)]
+_TOPICS = ", ".join(get_args(Topic))
+Topics = Annotated[tuple[Topic, ...] | None, BeforeValidator(_words), Field(title=f"words among {_TOPICS}")]
 
 
 def _key(default: Any, description: str) -> Any:
@@ -45,7 +48,7 @@ class Policy(Document):
 
     licences: Words = _key(None, "licences allowed, as the card spells them")
     deny_licences: Words = _key(None, "licences refused")
-    changed_after: date | None = _key(None, "last change on this day or later (YYYY-MM-DD)")
+    changed_after: Day = _key(None, "last change on this day or later (YYYY-MM-DD)")
     max_age_days: Count = _key(None, "last change at most so many days ago")
     gated: Permit = _key("allow", "repos that ask for an access request")
     scan: Literal["ignore", "not-unsafe", "clean"] = _key(
@@ -102,8 +105,13 @@ def parse_policy(text: str, *, name: str, flags: Mapping[str, Any]) -> Policy:
         key = str(first["loc"][0])
         where = f"--{key.replace('_', '-')}" if key in given else f"{name}: {key}"
         value = given.get(key, stated.get(key))
-        raise BadInput(f"{where}: expected {_expected(key)}, got {value!r} ({first['msg']})") from None
+        raise BadInput(
+            f"{where}: expected {_expected(key)}, got {value!r:.100}; nothing was screened",
+            hint=f"{key}: {Policy.model_fields[key].description}",
+        ) from None
 
 
 def _expected(key: str) -> str:
-    return Policy.model_fields[key].description or key
+    """What a key's value may be, for a sentence."""
+    field = Policy.model_fields[key]
+    return field.title or " or ".join(get_args(field.annotation))

@@ -1,38 +1,95 @@
 """Verdicts as text: the funnel, the shortlist, what was dropped and why; and one checkpoint's census.
 
-Rows are built once and laid out as an aligned table or as Markdown; everything returns lines, nothing prints.
+Rows are built once and laid out as text or as Markdown; everything returns lines, nothing prints. Figures stand in
+tables; what is said in sentences stands below the name it is said of, in lines of at most `WIDTH` characters.
 """
 
 from __future__ import annotations
 
 import csv
 import io
+import re
+import textwrap
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
 
 from formulas.console import table
 from formulas.facts import Facts, Mtp, Ple, Stack
 from formulas.units import human
 
-from .chain import Evidence, Gate, Judged, Spent, Verdict, total
+from .chain import Evidence, Failure, Gate, Judged, Spent, Verdict, total
 from .contents import weight_formats
-from .findings import Outcome
+from .findings import Finding, Outcome
 
 Rows = Sequence[Sequence[str]]
 Layout = Callable[[Rows, str], list[str]]
 
+WIDTH = 120  # of a line of text, whatever the terminal; names that are longer are not cut
+_LEAST = 40  # characters of a sentence beside other columns
+
 
 def aligned(rows: Rows, right: str = "") -> list[str]:
-    """Rows as aligned columns; `right` names the heads of the columns that are numbers. The first row is the head."""
+    """Rows as aligned columns; `right` names the heads of the columns that are numbers. The first row is the head.
+
+    Sentences of the last column go on in the next line where the table were wider than WIDTH."""
     numbers = {i for i, head in enumerate(rows[0]) if head in right.split()}
+    room = WIDTH - sum(max(len(row[i]) for row in rows) + 2 for i in range(len(rows[0]) - 1))
+    if room >= _LEAST and len(rows[0]) - 1 not in numbers:
+        rows = [line for row in rows for line in _continued(row, room)]
     return table(rows, right=numbers.__contains__)
 
 
+def _continued(row: Sequence[str], room: int) -> list[list[str]]:
+    first, *rest = _wrapped(row[-1], room) or [""]
+    return [[*row[:-1], first], *([*[""] * (len(row) - 1), line] for line in rest)]
+
+
 def markdown(rows: Rows, right: str = "") -> list[str]:
-    """Rows as a Markdown table; as `aligned`."""
-    head, *body = [[cell.replace("|", "\\|").replace("\n", " ") for cell in row] for row in rows]
+    """Rows as a Markdown table; as `aligned`. What a cell holds is shown as it is, never read as Markdown."""
+    head, *body = [[_MARKS.sub(r"\\\g<0>", " ".join(cell.split())) for cell in row] for row in rows]
     rule = ["---:" if cell in right.split() else "---" for cell in head]
     return [f"| {' | '.join(row)} |" for row in (head, rule, *body)]
+
+
+# Not: an underscore inside a word, a bracket that makes no link.
+_MARKS = re.compile(r"[\\|`*~<]|&(?=#?\w+;)|\](?=\()|(?<![^\W_])_|_(?![^\W_])")
+
+
+class Told(NamedTuple):
+    """Sentences about a repo, and what they are about."""
+
+    repo: str
+    about: str
+    sentences: Sequence[str]
+
+
+def said(told: Iterable[Told]) -> list[str]:
+    """A line with the repo's name and what it is about, then each sentence, indented."""
+    lines = []
+    for repo, about, sentences in told:
+        lines.append(f"{repo}  {about}")
+        lines += [f"    {line}" for sentence in sentences for line in _wrapped(sentence, WIDTH - 4)]
+    return lines
+
+
+def said_in_table(told: Iterable[Told]) -> list[str]:
+    """The same as a Markdown table."""
+    return markdown([["repo", "what", "because"], *([repo, about, "; ".join(told)] for repo, about, told in told)])
+
+
+class Form(NamedTuple):
+    """How a report is laid out: its tables, and its sentences."""
+
+    table: Layout
+    said: Callable[[Iterable[Told]], list[str]]
+
+
+TEXT, MARKDOWN = Form(aligned, said), Form(markdown, said_in_table)
+
+
+def _wrapped(sentence: str, room: int) -> list[str]:
+    return textwrap.wrap(sentence, room, break_long_words=False, break_on_hyphens=False)
 
 
 # One cell each
@@ -110,24 +167,21 @@ def _paid(spent: Spent) -> list[str]:
 # The report
 
 
-def shortlist(judged: Sequence[Judged], layout: Layout) -> list[str]:
+def shortlist(judged: Sequence[Judged], form: Form) -> list[str]:
     """The whole report: funnel, kept with their notes, not decided, dropped with the deciding reason, errors."""
     verdicts = [item.verdict for item in judged]
-    lines = layout(funnel(judged), "entered dropped errors requests cdn read")
+    lines = form.table(funnel(judged), "entered dropped errors requests cdn read")
     for outcome, title in (("keep", "kept"), ("unknown", "unknown")):
         chosen = [verdict for verdict in verdicts if verdict.outcome == outcome]
         if chosen:
-            lines += ["", f"{title}:", "", *layout([_HEAD, *map(_row, chosen)], "weights")]
-            reasons = [row for verdict in chosen for row in _remarks(verdict)]
-            if reasons:
-                lines += ["", *layout([["repo", "finding", "source", "because"], *reasons], "")]
+            lines += ["", f"{title}:", "", *form.table([_HEAD, *map(_row, chosen)], "weights")]
+            if remarks := [remark for verdict in chosen for remark in _remarks(verdict)]:
+                lines += ["", *form.said(remarks)]
     dropped = [(verdict, verdict.decisive()) for verdict in verdicts if verdict.outcome == "drop"]
-    if dropped:
-        reasons = [[name_cell(v), f.gate, str(f.source), f.because] for v, f in dropped if f is not None]
-        lines += ["", "dropped:", "", *layout([["repo", "gate", "source", "because"], *reasons], "")]
-    failed = [verdict for verdict in verdicts if verdict.error is not None]
-    if failed:
-        lines += ["", "errors:", "", *layout([["repo", "code", "again", "because"], *map(_failure, failed)], "")]
+    if reasons := [_told(verdict, finding) for verdict, finding in dropped if finding is not None]:
+        lines += ["", "dropped:", "", *form.said(reasons)]
+    if failed := [_failure(verdict, verdict.error) for verdict in verdicts if verdict.error is not None]:
+        lines += ["", "errors:", "", *form.said(failed)]
     return lines
 
 
@@ -141,17 +195,19 @@ def _row(verdict: Verdict) -> list[str]:
             ple_cell(facts.ple), quantization_cell(facts)]  # fmt: skip
 
 
-def _remarks(verdict: Verdict) -> list[list[str]]:
+def _remarks(verdict: Verdict) -> list[Told]:
     wanted = (Outcome.UNKNOWN, Outcome.NOTE)
-    return [[name_cell(verdict), f"{finding.outcome}: {finding.gate}", str(finding.source), finding.because]
-            for finding in verdict.findings if finding.outcome in wanted]  # fmt: skip
+    found = [finding for finding in verdict.findings if finding.outcome in wanted]
+    return [_told(verdict, finding, f"{finding.outcome}: ") for finding in found]
 
 
-def _failure(verdict: Verdict) -> list[str]:
-    error = verdict.error
-    assert error is not None
-    because = f"{error.message} ({error.hint})" if error.hint else error.message
-    return [name_cell(verdict), error.code, "helps" if error.retry else "no", because]
+def _told(verdict: Verdict, finding: Finding, outcome: str = "") -> Told:
+    return Told(name_cell(verdict), f"{outcome}{finding.gate} ({finding.source})", [finding.because])
+
+
+def _failure(verdict: Verdict, error: Failure) -> Told:
+    again = " (running again can help)" if error.retry else ""
+    return Told(name_cell(verdict), error.code + again, [error.message, *([error.hint] if error.hint else [])])
 
 
 COLUMNS = (
@@ -217,5 +273,9 @@ def census(verdict: Verdict, layout: Layout) -> list[str]:
 
 def gates(table: Iterable[Gate]) -> list[list[str]]:
     """Every gate: the evidence it needs, what it decides by, and the policy keys it obeys."""
-    rows = [[gate.name, gate.needs.word, str(gate.source), gate.decides_by, ", ".join(gate.keys)] for gate in table]
-    return [["gate", "needs", "source", "decides by", "policy keys"], *rows]
+    rows = [[gate.name, gate.needs.word, str(gate.source), gate.decides_by + _keys(gate)] for gate in table]
+    return [["gate", "needs", "source", "decides by [policy keys]"], *rows]
+
+
+def _keys(gate: Gate) -> str:
+    return f" [{', '.join(gate.keys)}]" if gate.keys else ""

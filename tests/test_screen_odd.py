@@ -241,6 +241,34 @@ def test_options_may_come_before_the_command(hub, tmp_path, capsys, monkeypatch,
     assert repos == [word for word in argv if word.count("/") == 1]
 
 
+@pytest.mark.parametrize("argv", [["shwo", "a/b"], ["--json", "shwo", "a/b"], ["gate"], ["comapre", "a/b", "c/d"]])
+def test_a_command_mistyped_is_not_a_repo(screen, argv):
+    code, out, err = screen(*argv, "--endpoint", "http://127.0.0.1:1", "--token", "")
+    assert (code, out) == (2, "")
+    assert "did you mean" in err
+
+
+def test_a_repo_whose_name_is_like_a_command(hub, screen, tmp_path, monkeypatch):
+    server = small(hub)
+    assert screen("gpt2", "--json", "--endpoint", server.endpoint, "--token", "")[0] == 4
+    assert screen("run", "shwo", "--json", "--endpoint", server.endpoint, "--token", "")[0] == 4
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "gate").write_text("a/b\n")
+    assert screen("gate", "--endpoint", server.endpoint, "--token", "")[0] == 0
+
+
+@pytest.mark.parametrize(("flag", "value", "said"), [
+    ("--max-mtp", "big", "a size such as 20GiB"), ("--experts", "1.5", "a whole number"),
+    ("--gated", "x", "allow or deny"), ("--changed-after", "then", "a day as YYYY-MM-DD"),
+    ("--card-states", "foo", "words among base-model, quantisation"), ("--mtp", "no", "any or required or forbidden"),
+])  # fmt: skip
+def test_a_policy_value_that_is_none(screen, flag, value, said):
+    code, _, err = screen("a/b", flag, value, "--endpoint", "http://127.0.0.1:1", "--token", "")
+    assert code == 2
+    assert err.startswith(f"error: {flag}: expected {said}")
+    assert f"got {value!r}; nothing was screened\n  {flag[2:].replace('-', '_')}: " in err
+
+
 def test_both_spellings_of_help_are_one(screen, capsys):
     assert run(app, ["-h"]) == run(app, ["--help"]) == 0
     out = capsys.readouterr().out
