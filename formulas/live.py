@@ -117,7 +117,7 @@ def narrow_table(
         asked = [{**one, "names": [name for name in names if name in one.get("names", names)]} for one in asked]
     request = {"capability": capability, "registry": True, "formats": [one for one in asked if one.get("names", True)],
                **({"attention": {"dtype": dtype, "rows": rows}} if rows else {})}  # fmt: skip
-    return fold_answers([ask(command, request)], date=date)
+    return fold_answers([ask(command, request)], date=date, notes="with the libraries that environment has")
 
 
 def main(argv: Sequence[str]) -> int:
