@@ -2,9 +2,9 @@
 
 Both are named by what can never change, so nothing is ever invalid, only damaged or too old to keep:
 
-    FOLDER/v1/header/ab/ab12...      the first 8 + N bytes of a safetensors file
-    FOLDER/v1/api/cd/cd34...         a header as the Hub's safetensors-metadata route states it
-    FOLDER/v1/file/ef/ef56...        a small file of a commit
+    FOLDER/v2/header/ab/ab12...      the first 8 + N bytes of a safetensors file
+    FOLDER/v2/api/cd/cd34...         a header as the Hub's safetensors-metadata route states it
+    FOLDER/v2/file/ef/ef56...        a small file of a commit
 
 Each entry is a digest of its key and content, then the content, compressed. Entries are written aside and renamed, so
 any number of runs may share a folder; one that is damaged, or stands under the wrong name, is a miss.
@@ -21,16 +21,17 @@ import secrets
 import shutil
 import threading
 import time
-import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 from weakref import WeakValueDictionary
 
+import zstandard
+
 from formulas.errors import BadInput
 from formulas.units import GIB, MIB
 
-_VERSION = "v1"
+_VERSION = "v2"
 _DIGEST = 16
 _TOUCH_SECONDS = 3600.0  # an entry used again within the hour stays as recent as it is
 _STALE_SECONDS = 86400.0  # a half-written entry this old was left by a killed run
@@ -77,7 +78,7 @@ class Cache:
             return None
         if raw[:_DIGEST] != _sum(kind, key, raw[_DIGEST:]):
             return None
-        return zlib.decompress(raw[_DIGEST:])
+        return zstandard.decompress(raw[_DIGEST:])
 
     def holds(self, kind: Kind, key: str) -> bool:
         """Whether there is an entry under this key; only `load` can tell whether it is sound."""
@@ -87,7 +88,7 @@ class Cache:
         """Keeps content for later. A full or read-only disk costs only the cache, never the run: see `broken`."""
         if self.broken is not None:
             return
-        packed = zlib.compress(content, 1)
+        packed = zstandard.compress(content, 1)
         path = self._path(kind, key)
         aside = path.parent / f".new-{self._run}-{next(self._serial)}"
         try:
