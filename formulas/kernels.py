@@ -257,6 +257,8 @@ def _nvfp4_experts(scheme: Scheme, shape: ExpertShape, backend: Backend) -> Tens
     if backend is Backend.MARLIN:
         wide = up(inter, 64 if hidden % 128 == 0 else 128)
         scalars: tuple[int, ...] = (4 * n, 4 * n)
+        if scheme.method == "compressed-tensors" and not scheme.inputs:
+            scalars += (4 * n * ups, 4 * n) * 2  # weight-only: the checkpoint's own are left beside them
     elif backend is Backend.FLASHINFER_TRTLLM:
         wide, tall = up(inter, 64 if shape.gated else 128), up(hidden, 256)
         scalars = (4 * n,) * 7

@@ -39,9 +39,8 @@ def rope_caches(geometry: Geometry, deployment: Deployment) -> Iterator[RopeCach
             values = positions * _dims(rope, scaling, geometry)
             half = 2 * values  # bytes of angles, cosines or sines in F32; scaled variants pass through one more
             scaled = (half,) if scaling.get("rope_type", scaling.get("type")) in _YARN else ()
-            cache = RopeCache(
-                values * _value_bytes(scaling, geometry, deployment), (4 * positions, half, half, half, *scaled), 4 * values
-            )
+            size = values * _value_bytes(scaling, geometry, deployment)
+            cache = RopeCache(size, (4 * positions, half, half, half, *scaled), 4 * values)
             # DeepSeek V3.2's indexer rotates in the other layout, with a cache of its own; GLM 5's shares the model's.
             yield from (cache,) * (2 if geometry.text_model_type == "deepseek_v32" else 1)
 

@@ -1,18 +1,22 @@
 """The kernel chosen for a scheme, held to every cell of the engine's own table, and what each kernel keeps."""
 
+import json
 from functools import lru_cache
+from pathlib import Path
 
 import pytest
 from test_weights import quantization_of
 
 from formulas.architectures import expected_weights
 from formulas.choices import Runtime, backend_of, expert_backend, linear_backend
+from formulas.deployment import Deployment
 from formulas.engines import picked_kernel
 from formulas.formats import assign
 from formulas.geometry import parse_geometry
 from formulas.probe.formats import FORMATS, TINY_GPT_OSS, TINY_MOE
 from formulas.schemes import Kind, Scheme
 from formulas.tables import engine_table, table_for
+from formulas.weights import weights
 
 TABLE = engine_table("0.33.0")
 
@@ -84,6 +88,24 @@ def test_every_kernel_picked_is_of_a_known_family():
 def test_a_release_is_read_by_the_newest_table_not_after_it():
     assert table_for((0, 32, 9)) is None
     assert table_for((0, 33, 0)) is table_for((0, 40, 0)) is TABLE
+
+
+BUILDS = [json.loads(line) for line in Path(__file__).with_name("format_builds.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.parametrize("build", BUILDS, ids=lambda build: f"{build['format']}-{build['capability']}")
+def test_bytes_of_every_format_as_the_engine_built_it(build):
+    """Two layers of 16 experts, with sizes that some kernels pad, built and prepared by vLLM 0.33.0's own modules for
+    each format and card (formulas/probe, without a card): what is created and what stays, to a few scalars."""
+    sizes = {"hidden_size": 2688, "moe_intermediate_size": 896, "num_hidden_layers": 2}
+    config, options = FORMATS[build["format"]]
+    model = {**TINY_MOE, **sizes} | ({"quantization_config": config} if config else {})
+    deployment = Deployment(version="0.33.0", capability=build["capability"], max_num_batched_tokens=2048, **options)
+    got = weights(parse_geometry(model), quantization_of(model), None, deployment)
+    assert got.unmodelled == ()
+    for part in ("expert", "attention"):
+        assert got.created_by[part] == pytest.approx(build["created"][part], abs=64), part
+        assert got.by[part] == pytest.approx(build["loaded"][part], abs=64), part
 
 
 @pytest.mark.parametrize(

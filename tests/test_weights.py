@@ -109,6 +109,16 @@ def test_qwen3_8b_loads_what_its_log_says():
     assert got.allocated / 2**30 == pytest.approx(15.2683, abs=2e-4)
 
 
+@needs_data
+def test_flashinfer_rotates_deepseek_by_f32_tables_unless_compiled():
+    geometry, quantization = config_of(MEASURED / "module_configs" / "deepseek-v3-fp8-8l" / "config.json")
+
+    def rope(**options):
+        return weights(geometry, quantization, None, Deployment(capability="9.0", **options)).by["rope_cache"]
+
+    assert rope(enforce_eager=True) == 2 * rope() == 2 * rope(enforce_eager=True, without={"flashinfer"})
+
+
 def test_an_unknown_model_is_unknown():
     got = weights(parse_geometry({"model_type": "no_such_model", "num_hidden_layers": 2}), None, None, Deployment())
     assert got.allocated is None
