@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import prod
 from typing import Any, NamedTuple
 
 from .beside import Beside
@@ -17,6 +18,7 @@ from .nearest import Tried, Way, ways
 from .ngram import table_is_pinned
 from .readings import KvReading
 from .refusals import Refusal
+from .releases import LAST
 from .remarks import remarks
 from .units import GIB, MIB, human
 from .weights import RankWeights, weights_of
@@ -183,14 +185,23 @@ def account(
     return Account(held, spent, planned, checks, tuple(dict.fromkeys(reasons)))
 
 
+_CAPABILITIES = frozenset({75, 80, 86, 87, 89, 90, 100, 103, 110, 120, 121})
 _COMPILATION_KEYS = {"cudagraph_mode", "mode", "level"}
 
 
 def _unweighed(asked: Deployment) -> tuple[str, ...]:
     """What is asked and cannot be weighed: finer rules of compilation, a card of unknown capability."""
     finer = sorted(asked.compilation_config.keys() - _COMPILATION_KEYS)
-    card = () if asked.sm else ("which kernels run follows from the card: pass its --capability, such as 12.0",)
-    return (*(f"--compilation-config {key} is not modelled" for key in finer), *card)
+    found = [f"--compilation-config {key} is not modelled" for key in finer]
+    if asked.sm is None:
+        found.append("which kernels run follows from the card: pass its --capability, such as 12.0")
+    elif asked.sm not in _CAPABILITIES:
+        found.append(f"compute capability {asked.capability}: no card of it is modelled")
+    if asked.release[:2] > LAST[:2]:
+        found.append(f"vllm {asked.version} is newer than what is modelled, {'.'.join(map(str, LAST))}: taken as that")
+    if asked.block_size and asked.block_size % 16:
+        found.append(f"block_size {asked.block_size}: attention kernels take multiples of 16; another is not modelled")
+    return tuple(found)
 
 
 def _corrected(spent: Budget, correction: Correction) -> Budget:
@@ -321,7 +332,7 @@ def sentence(answer: Estimate) -> str:
     """The verdict as one line: subject: needs X of Y; what would fit."""
     rank = answer.per_rank
     held = (rank.weights_bytes or 0) + (rank.mtp_bytes or 0)
-    name = f"{answer.checkpoint} on {answer.gpu} x {answer.deployment['tp'] * answer.deployment['pp']}"
+    name = f"{answer.checkpoint} on {answer.gpu} x {prod(answer.deployment[n] for n in ('tp', 'pp', 'dp'))}"
     if answer.fits is None:
         return f"{name}: unknown; " + "; ".join(answer.unmodelled)
     if answer.fits:

@@ -72,6 +72,12 @@ def _names(text: str) -> frozenset[str]:
     return frozenset(part.strip().replace("-", "_") for part in text.split(",") if part.strip())
 
 
+def _dtype(text: str) -> str:
+    if text not in ("auto", "half", "float16", "bfloat16", "float", "float32"):
+        raise ValueError("not one of the engine's")
+    return text
+
+
 def _table_place(text: str) -> str:
     if text not in ("gpu", "host"):
         raise ValueError("expected gpu or host")
@@ -107,7 +113,7 @@ OPTIONS: tuple[Option, ...] = (
     Option(("--moe-backend",), "moe_backend", str, "force one MoE backend"),
     Option(("--linear-backend",), "linear_backend", str, "force one linear backend"),
     Option(("--quantization", "-q"), "quantization", str, "override the checkpoint's quantisation method"),
-    Option(("--dtype",), "dtype", str, "auto, bfloat16, float16, float32"),
+    Option(("--dtype",), "dtype", _dtype, "auto, bfloat16, float16, float32"),
     Option(("--hf-overrides",), "hf_overrides", _object, "config.json fields to override, as JSON"),
     Option(("--compilation-config", "-cc"), "compilation_config", _object, "as JSON: cudagraph_mode, mode"),
     Option(("--mtp",), "mtp", int, "speculative tokens from the checkpoint's own drafter, 0 = off"),

@@ -35,9 +35,30 @@ def refusals(place: Place) -> Iterator[str]:
     for what, size, ranks in _divided(place):
         if size % ranks:
             yield Refusal(f"{what} {size}: not divisible by {ranks} ranks; the engine refuses")
+    yield from _context_ranks(place)
+    if len(g.layers) < d.pp:
+        yield f"{len(g.layers)} layers in {d.pp} pipeline stages: a stage without a layer is not modelled"
     for name in ("linear_backend", "moe_backend"):
         if (backend := getattr(d, name)) is not None:
             yield f"{name} {backend}: what a forced kernel does to the weights is not modelled"
+
+
+def _context_ranks(place: Place) -> Iterator[Refusal]:
+    """What decode context parallelism asks of the heads: it shares out only copies that the ranks would keep anyway.
+    Source: vllm config/parallel.py and config/model.py verify_with_parallel_config; latent caches have one head."""
+    g, d = place.geometry, place.deployment
+    if d.dcp == 1:
+        return
+    if d.tp % d.dcp:
+        yield Refusal(f"{d.tp} tensor-parallel ranks: not divisible by the {d.dcp} of decode context parallelism; the "
+                      "engine refuses")  # fmt: skip
+    for kv, heads in sorted({(each.kv_heads, each.heads or 0) for each in g.layer_kinds if each.kv_heads}):
+        if kv * d.dcp > d.tp:
+            yield Refusal(f"decode context parallelism over {d.dcp} ranks: {kv} key-value heads need {kv * d.dcp} "
+                          f"ranks or more, got {d.tp}; the engine refuses")  # fmt: skip
+        elif heads // kv % d.dcp:
+            yield Refusal(f"{heads // kv} query heads a key-value head: not divisible by the {d.dcp} ranks of decode "
+                          "context parallelism; the engine refuses")  # fmt: skip
 
 
 def _divided(place: Place) -> Iterator[tuple[str, int, int]]:

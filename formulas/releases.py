@@ -13,6 +13,7 @@ from .deployment import Deployment, Version
 
 READ_ON = "2026-11-29"
 FIRST: Version = (0, 10, 0)
+LAST: Version = (0, 33, 0)
 
 
 class Rules(NamedTuple):

@@ -261,3 +261,29 @@ def test_where_no_number_of_cards_holds_the_context_more_of_them_hold_a_shorter_
     again = estimate(facts, card, deployment_from({"tp": 8, "max_num_seqs": 64} | given.fields), coefficients())
     assert again.fits is True
     assert again.kv.max_context < 4_000_000
+
+
+@pytest.mark.parametrize(
+    ("options", "verdict", "said"),
+    [
+        ({"dcp": 2}, False, "1 tensor-parallel ranks: not divisible by the 2 of decode context parallelism"),
+        ({"tp": 8, "dcp": 2}, False, "8 key-value heads need 16 ranks or more, got 8"),
+        ({"tp": 16, "dcp": 2}, True, ""),
+        ({"tp": 32, "dcp": 3}, False, "32 tensor-parallel ranks: not divisible by the 3"),
+        ({"pp": 37}, None, "36 layers in 37 pipeline stages"),
+        ({"capability": "99.0"}, None, "compute capability 99.0"),
+        ({"version": "1.2.3"}, None, "newer than what is modelled, 0.33.0"),
+        ({"version": "0.33.4"}, True, ""),
+        ({"block_size": 7}, None, "block_size 7"),
+        ({"block_size": 64}, True, ""),
+    ],
+)
+def test_what_the_engine_refuses_is_a_no_and_what_is_not_modelled_is_unknown(options, verdict, said):
+    facts = checkpoints()["Qwen/Qwen3-8B"]
+    found = estimate(facts, find_card("h100"), deployment_from({"capability": "9.0"} | options), coefficients())
+    assert found.fits is verdict
+    assert said in sentence(found)
+
+
+def test_every_rank_counts_as_a_card():
+    assert " on h200 x 8: " in sentence(told("Qwen/Qwen3-8B", find_card("h200"), tp=2, pp=2, dp=2))

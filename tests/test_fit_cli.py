@@ -308,3 +308,22 @@ def test_screen_fits_is_the_same_arithmetic(fit, capsys):
     assert (code, rows(printed)[0]["outcome"]) == (3, "unknown")
     for words in (["--fits", "l4:x"], ["--fits", "l4:1 other"], ["--context", "8k"]):
         assert run(screen_app, ["--demo", "Qwen/Qwen3-8B", *words]) == 2
+
+
+@pytest.mark.parametrize(
+    ("body", "got"),
+    [({"a": 1}, "other fields"), ({"model_type": "llama", "num_hidden_layers": 2}, "by the name config.json only"),
+     ([], "'list' object")],
+)  # fmt: skip
+def test_json_that_is_no_facts_document_is_a_wrong_word_and_no_unknown_model(fit, tmp_path, body, got):
+    path = tmp_path / "other.json"
+    path.write_text(json.dumps(body))
+    code, out, err = fit(path, "--gpu", "h100")
+    assert (code, out) == (2, "")
+    assert got in err
+
+
+def test_a_dtype_the_engine_does_not_have_is_a_wrong_word(fit, facts):
+    code, _, err = fit(facts("Qwen/Qwen3-8B"), "--gpu", "h100", "--dtype", "float8")
+    assert code == 2
+    assert "--dtype 'float8'" in err
