@@ -121,7 +121,7 @@ def _row(text: str, where: str, overrides: Mapping[str, Any]) -> Taken:
         if facts is None:
             raise ValueError("its facts are null: screen did not reach them")
         known = {field: facts[field] for field in Facts.model_fields if field in facts}
-        if not known:
+        if not known.keys() - {"model_type"}:
             own = "a model's config (read by the name config.json only)" if "model_type" in facts else "other fields"
             raise ValueError(own)
         for field, theirs in (("repo", "canonical"), ("commit", "commit")):
