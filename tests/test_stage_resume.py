@@ -340,7 +340,7 @@ with hold(Path(sys.argv[1]), wait_seconds=0):
 FILLED = """
 mount -t tmpfs -o size=3m tmpfs "$0" || exit 77
 "$@" --json > "$0.first" &
-until [ -e "$0"/store/partial/sha256-* ]; do sleep 0.02; done
+until [ "$(cat "$0"/store/partial/sha256-* 2> /dev/null | wc -c)" -gt 200000 ]; do sleep 0.02; done
 head -c 10000000 /dev/zero > "$0/filler" 2> /dev/null
 wait $! ; echo "full: $?" >&2
 rm "$0/filler"
