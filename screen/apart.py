@@ -47,15 +47,24 @@ class Apart:
         with self._lock:
             if self.closed:
                 return None
-            least = min(self._workers, key=lambda worker: worker.tallies, default=None)
-            if least is None or (least.tallies and len(self._workers) < self._most):
-                try:
-                    least = _Worker()
-                except OSError:
-                    self.closed = True
-                    return None
-                self._workers.append(least)
-            return Remote(least)
+            free = any(not worker.tallies for worker in self._workers)
+            if not free and not self._start() and not self._workers:
+                return None
+            return Remote(min(self._workers, key=lambda worker: worker.tallies))
+
+    def prepare(self) -> None:
+        """Starts a worker for a tally that is likely soon: that takes as long as several requests do."""
+        with self._lock:
+            if not self.closed:
+                self._start()
+
+    def _start(self) -> bool:
+        """Whether there is one worker more."""
+        if len(self._workers) < self._most:
+            with contextlib.suppress(OSError):
+                self._workers.append(_Worker())
+                return True
+        return False
 
     def close(self) -> None:
         """Ends the workers; whoever waits for one gets Lost."""

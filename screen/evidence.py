@@ -93,6 +93,8 @@ def _tree(known: Known, source: Source, cost: Cost) -> Known:
 
 
 def _configs(known: Known, source: Source, cost: Cost, means: Means) -> Known:
+    if means.apart and _large(known):
+        means.apart.prepare()
     files: dict[str, Mapping[str, Any]] = {}
     broken: dict[str, str] = {}
     for path in CONFIG_FILES:
@@ -139,8 +141,7 @@ def small_file(known: Known, source: Source, entry: Entry, cost: Cost, cache: Ca
 def _headers(known: Known, source: Source, cost: Cost, means: Means) -> Known:
     """The index, and if every shard it names is there, their headers; of a large repo counted in a process of its
     own, and once more in this one should that be lost."""
-    index = known.tree.find(INDEX) if known.tree else None
-    remote = means.apart.tally() if means.apart and index and index.blob.size >= LARGE_INDEX else None
+    remote = means.apart.tally() if means.apart and _large(known) else None
     if remote is not None:
         try:
             with remote:
@@ -149,6 +150,12 @@ def _headers(known: Known, source: Source, cost: Cost, means: Means) -> Known:
             if means.apart and means.apart.closed:  # nobody waits for this repo any more
                 raise
     return _counted(known, source, cost, means, Tally())
+
+
+def _large(known: Known) -> bool:
+    """Whether counting its tensors takes about as long as starting a process for that."""
+    index = known.tree.find(INDEX) if known.tree else None
+    return index is not None and index.blob.size >= LARGE_INDEX
 
 
 def _counted(known: Known, source: Source, cost: Cost, means: Means, count: Count) -> Known:
