@@ -269,7 +269,8 @@ def score_command(
         ("held out, read off public logs", [s for s in held if s.point in off_logs]),
     ]
     shown = ordered if every else [s for s in ordered if s.formula == chosen[0].name or len(chosen) == 1][:20]
-    data("\n".join([*report.scores(shown), "", *report.summary([(t, summaries(rows)) for t, rows in groups if rows])]))
+    data("\n".join([*report.scores(shown), "", *report.summary([(t, summaries(rows)) for t, rows in groups if rows]),
+                    "", *report.how_to_read()]))
     if formula is None:
         data("\n".join(["", *report.passed_over(shipped.passed_over())]))
     return YES

@@ -8,7 +8,7 @@ from .console import table
 from .estimate import Estimate, PerRank, sentence
 from .nearest import Way
 from .readings import KvReading
-from .scoring import Score, Summary
+from .scoring import MEASURED_LAST, Score, Summary
 from .units import GIB, MIB, gib, human
 
 Rows = list[list[str]]
@@ -151,6 +151,15 @@ def summary(rows: Sequence[tuple[str, Sequence[Summary]]]) -> list[str]:
             ])  # fmt: skip
         lines += [*table(cells, right=lambda column: 2 <= column <= 7), ""]
     return lines[:-1]
+
+
+def how_to_read() -> list[str]:
+    """What the words of the accuracy table promise, and what they do not."""
+    return [
+        "seen while fitting: coefficients were fitted on these runs. held out: no coefficient was fitted on it; but",
+        "our own runs were looked at while mechanisms were sought, all except the three that were measured afterwards:",
+        f"{', '.join(MEASURED_LAST)}. silent: runs a formula says nothing about.",
+    ]
 
 
 def passed_over(rows: Sequence[tuple[str, str]]) -> list[str]:

@@ -9,7 +9,9 @@ import pytest
 
 from formulas.cli import app
 from formulas.console import run
+from formulas.scoring import MEASURED_LAST
 from formulas.shipped import checkpoints
+from formulas.shipped import points as shipped_points
 from screen.cli import app as screen_app
 
 LOGS = Path(__file__).parent / "golden" / "logs"
@@ -267,7 +269,10 @@ def test_score_prints_the_accuracy_and_what_was_passed_over(fit):
     code, out, _ = fit("score", "--formula", "weights: t")
     assert code == 0
     assert "weights: tensor by tensor" in out
-    assert "held out" in out
+    assert "held out: no coefficient was fitted on it" in out
+    ours = {point.point for point in shipped_points() if point.held_out and not point.rounding}
+    assert set(MEASURED_LAST) < ours
+    assert all(name in out for name in MEASURED_LAST)
     code, out, _ = fit("score", "--formula", "block size", "--json")
     found = rows(out)
     assert len(found) > 30
