@@ -7,6 +7,7 @@ fp8.py, and the `packed_modules_mapping` of its models.
 
 from __future__ import annotations
 
+import functools
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -74,16 +75,20 @@ def unlisted(known: Known, criteria: Criteria) -> Iterator[Answer]:
         yield passed("what the quantisation config leaves out is what is stored unquantised", len(quantization.ignore))
 
 
-def linear_layers(facts: Facts | None) -> list[Weight]:
+def linear_layers(facts: Facts | None) -> Sequence[Weight]:
     """The linear layers as stored, one expert standing for all; none where tensors are not known.
 
     The output layer and the PLE table have gates and rules of their own and are left out.
     """
     if facts is None or facts.tensor_groups is None:
-        return []
-    layers = len(facts.geometry.layers) if facts.geometry else 0
-    weights = read_weights(facts.tensor_groups, layers or None)
-    return [weight for weight in weights if is_matrix(weight) and _role(weight) not in _APART]
+        return ()
+    return _linear_layers(tuple(facts.tensor_groups), len(facts.geometry.layers) if facts.geometry else 0)
+
+
+@functools.lru_cache(maxsize=32)  # several gates ask it of one checkpoint
+def _linear_layers(groups: tuple[TensorGroup, ...], layers: int) -> tuple[Weight, ...]:
+    weights = read_weights(groups, layers or None)
+    return tuple(weight for weight in weights if is_matrix(weight) and _role(weight) not in _APART)
 
 
 _APART = {Role.LM_HEAD, Role.PLE, Role.EMBED}
