@@ -178,7 +178,7 @@ def expert_tensors(scheme: Scheme, shape: ExpertShape, runtime: Runtime) -> Tens
         case Kind.NVFP4:
             return _nvfp4_experts(scheme, shape, backend)
         case Kind.MXFP4:
-            return _mxfp4_experts(scheme, shape, backend, wide)
+            return _mxfp4_experts(scheme, shape, backend, wide, runtime)
         case Kind.MXFP8:
             created = loaded = _pair(n, ups, inter, hidden, 1) + _pair(n, ups, inter, hidden, 1 / 32)
             if backend is Backend.HUMMING:
@@ -271,9 +271,12 @@ def _nvfp4_experts(scheme: Scheme, shape: ExpertShape, backend: Backend) -> Tens
     return Tensors(created, _pair(n, ups, wide, tall, 1 / 2) + scales + scalars)
 
 
-def _mxfp4_experts(scheme: Scheme, shape: ExpertShape, backend: Backend, wide: int) -> Tensors:
+def _mxfp4_experts(
+    scheme: Scheme, shape: ExpertShape, backend: Backend, wide: int, runtime: Runtime
+) -> Tensors:
     """Padded when created, by backend, except by compressed-tensors; FlashInfer and Triton keep biases in F32, Triton
-    swizzles the scales."""
+    swizzles the scales, and before 0.21 on Hopper padded the packed values of a row to 128 bytes (read off two public
+    logs: gpt-oss-120b 64.38 GiB on vLLM 0.11, gpt-oss-20b 13.47 on 0.11 and 13.64 on 0.19)."""
     n, ups = shape.number, 2 if shape.gated else 1
     inter, hidden = shape.inter, shape.hidden
     if scheme.method != "compressed-tensors":
@@ -286,6 +289,8 @@ def _mxfp4_experts(scheme: Scheme, shape: ExpertShape, backend: Backend, wide: i
             n * up(ups * inter, 256) * up(hidden // 32, 4),
             n * up(hidden, 256) * up(inter // 32, 4),
         )
+        if runtime.release < (0, 21, 0) and runtime.sm // 10 == 9:
+            weights = (n * ups * inter * up(hidden // 2, 128), n * hidden * up(inter // 2, 128))
         return Tensors(created, weights + scales + tuple(2 * b for b in bias))
     if backend is Backend.FLASHINFER_TRTLLM and shape.biased:
         # Row permutations of every distinct tensor shape are kept, and three F32 constants an expert.

@@ -7,12 +7,13 @@ from functools import lru_cache
 import pytest
 from test_weights import DATA, MEASURED, needs_data, quantization_of
 
+from formulas import shipped
 from formulas.deployment import Deployment
 from formulas.geometry import parse_geometry
 from formulas.ngram import table_format
 from formulas.tensors import fold
 from formulas.units import GIB
-from formulas.weights import weights
+from formulas.weights import weights, weights_of
 
 # A header cut to fewer layers keeps the config of the whole model.
 WHOLE = {
@@ -135,3 +136,10 @@ def test_header_and_config_agree(path):
     assert header.unmodelled == alone.unmodelled == ()
     for part in header.by.keys() | alone.by.keys():
         assert header.by.get(part, 0) == pytest.approx(alone.by.get(part, 0), rel=1e-4), part
+
+
+def test_gpt_oss_on_hopper_before_its_swizzle_stopped_padding():
+    """A public table of vLLM 0.11 on an H100 gives 13.47 GiB; the H200 runs of 0.25.1 13.02."""
+    facts = shipped.checkpoints()["openai/gpt-oss-20b#config"]
+    old = weights_of(facts, Deployment(version="0.11.0", capability="9.0"))
+    assert old.allocated / GIB == pytest.approx(13.47, abs=0.01)
