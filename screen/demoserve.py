@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import subprocess
 import sys
@@ -48,6 +49,7 @@ def serve(
     port: int = typer.Option(0, help="Port of the Hub; 0 picks one."),
 ) -> None:
     """Serve the demo catalogue, or the folders named instead, on loopback until stdin ends."""
+    gc.set_threshold(1_000_000, 50, 50)  # see `desk`
     repos = headers_dir(headers, configs) if headers else [] if folder else demo_repos()
     repos += [folder_repo(name, Path(path)) for name, _, path in (item.partition("=") for item in folder)]
     repos = [repo for repo in repos if not only or repo.name in only]
