@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from .deployment import Deployment
+from .engines import Table, attention_gates
 from .facts import Facts, Quantization, Role, Stack
 from .geometry import Attention, Geometry, Layer
 from .kv_dtypes import cache_dtype, model_dtype
+from .refusals import Refusal
 
 
 class Asked(NamedTuple):
@@ -99,6 +101,30 @@ def qsa_refusal(geometry: Geometry, deployment: Deployment, quantization: Quanti
 
 PLAIN_FORMATS = frozenset({"bf16", "fp16", "fp32"})
 _INC = {"auto-round", "auto_round", "intel/auto-round", "inc"}
+
+
+def attention_refusals(
+    geometry: Geometry, deployment: Deployment, quantization: Quantization | None, table: Table
+) -> Iterator[str]:
+    """Attention layers that no backend of the release takes on this card (Refusal), and a forced backend that refuses
+    them or that the release does not know; nothing where its table is silent."""
+    card, forced = deployment.capability, deployment.attention_backend
+    if card is None or card not in table["capabilities"]:
+        return
+    kinds = (*geometry.layer_kinds, *(geometry.mtp_kinds if deployment.mtp else ()))
+    for each in attention_asked(kinds, geometry, deployment, quantization):
+        if each.bound or each.reason:
+            continue
+        gates = attention_gates(table, card, each.kind, each.head_size, each.kv_dtype)
+        where = f"attention {each.kind}, head size {each.head_size}, KV {each.kv_dtype}, capability {card}"
+        if gates and not any(gate.accepted for gate in gates):
+            yield Refusal(f"{where}: no backend of vllm {table['version']} takes it; the engine refuses")
+        elif gates and forced:
+            own = next((gate for gate in gates if gate.backend == forced), None)
+            if own is None:
+                yield f"attention backend {forced}: vllm {table['version']} has none of that name"
+            elif not own.accepted:
+                yield Refusal(f"{where}: {forced} refuses it, {'; '.join(own.reasons)}")
 
 
 def format_asked(stored: str, quantization: Quantization | None, text_model_type: str | None = None) -> str | None:

@@ -103,5 +103,6 @@ def find_card(text: str, capability: str | None = None) -> Card:
 
 
 def _spelled(text: str) -> str:
-    words = _WORDS.sub(" ", text.lower().replace("generation", " ")).replace("_", "-").split()
+    apart = re.sub(r"\brtx(?=\w)", "rtx ", text.lower()).replace("generation", " ")
+    words = _WORDS.sub(" ", apart).replace("_", "-").split()
     return "-".join(part for word in words for part in word.split("-") if part)

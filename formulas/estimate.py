@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from math import prod
 from typing import Any, NamedTuple
 
+from .asked import attention_refusals
 from .beside import Beside
 from .budget import ONE_REQUEST, Budget, Gate, budget, filled, gates
 from .cards import Card
@@ -20,6 +21,7 @@ from .readings import KvReading
 from .refusals import Refusal
 from .releases import LAST
 from .remarks import remarks
+from .tables import table_for
 from .units import GIB, MIB, human
 from .weights import RankWeights, weights_of
 
@@ -178,6 +180,8 @@ def account(
     reasons = (*held.unmodelled, *spent.unmodelled, *planned.unmodelled, *_unweighed(asked))
     if length := too_long(geometry, asked):
         reasons = (length, *reasons)
+    if table := table_for(asked.release):
+        reasons = (*reasons, *attention_refusals(geometry, asked, facts.quantization, table))
     refused = tuple(dict.fromkeys(reason for reason in reasons if isinstance(reason, Refusal)))
     if refused:
         return Account(held, spent, planned, tuple(Gate(STARTS, False, why) for why in refused), (), refused)

@@ -287,3 +287,26 @@ def test_what_the_engine_refuses_is_a_no_and_what_is_not_modelled_is_unknown(opt
 
 def test_every_rank_counts_as_a_card():
     assert " on h200 x 8: " in sentence(told("Qwen/Qwen3-8B", find_card("h200"), tp=2, pp=2, dp=2))
+
+
+@pytest.mark.parametrize(
+    ("name", "card", "options", "verdict"),
+    [
+        ("Qwen/Qwen3-8B", "rtx-3090", {"kv_cache_dtype": "fp8"}, True),
+        ("Qwen/Qwen3-8B", "rtx-3090", {"kv_cache_dtype": "fp8_ds_mla"}, False),
+        ("Qwen/Qwen3-8B", "h100", {"attention_backend": "FLASHINFER"}, True),
+        ("Qwen/Qwen3-8B", "h100", {"attention_backend": "FLASHMLA"}, False),
+        ("Qwen/Qwen3-8B", "h100", {"attention_backend": "NOPE"}, None),
+        ("deepseek-ai/DeepSeek-V3-l4#config", "h200", {"kv_cache_dtype": "fp8"}, True),
+        ("deepseek-ai/DeepSeek-V3-l4#config", "h200", {"kv_cache_dtype": "fp8_e5m2"}, False),
+    ],
+)
+def test_a_cache_or_backend_the_releases_own_gates_refuse_is_a_no(name, card, options, verdict):
+    found = told(name, find_card(card), capability=find_card(card).capability, max_model_len=2048, **options)
+    assert found.fits is verdict, sentence(found)
+    assert verdict is not False or "backend" in sentence(found) or "refuses it" in sentence(found)
+
+
+@pytest.mark.parametrize("text", ["rtx4090", "RTX 4090", "NVIDIA GeForce RTX 4090", "4090", "rtx_4090"])
+def test_a_card_is_known_however_it_is_spelled(text):
+    assert find_card(text).name == "rtx-4090"
