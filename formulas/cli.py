@@ -35,7 +35,7 @@ from .gates import HEAD_SIZES_OF, USUAL_LAYERS, Needed, gates_document, is_accep
 from .live import ask, narrow_table
 from .logs import parse_log, parse_metrics
 from .options import OPTIONS, deployment_from, parse_arguments, read_option, speculative
-from .plot import plot
+from .plot import picture_form, plot
 from .readings import against, parse_reading
 from .releases import READ_ON
 from .scoring import FORMULAS, score, summaries, worst_first
@@ -122,6 +122,8 @@ def run_command(
     """Whether it fits, with how much KV cache and how long a context; per rank, tensor by tensor."""
     given = parse_arguments([*checkpoints, *context.args])
     fields, reasons = engine | given.fields, given.reasons
+    if save_plot:
+        picture_form(save_plot)  # before anything is read
     if not given.words:
         raise BadInput("CHECKPOINT: expected a repo, a local folder, or facts JSON, got none")
     if speculative_config:

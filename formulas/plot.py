@@ -23,13 +23,19 @@ _STACK: tuple[tuple[str, str, str], ...] = (
 )
 
 
+def picture_form(path: Path) -> str:
+    """svg, png or html, by the file's ending. Raises BadInput for another."""
+    form = path.suffix.lower().removeprefix(".")
+    if form not in ("svg", "png", "html"):
+        raise BadInput(f"--plot {path}: expected a name ending in .svg, .png or .html, got {path.suffix or 'none'}")
+    return form
+
+
 def plot(answers: Sequence[Estimate], path: Path) -> None:
     """Writes the picture; the form follows the file's ending: .svg, .png or .html.
 
     Raises BadInput for another ending, or where matplotlib is not installed."""
-    form = path.suffix.lower().removeprefix(".")
-    if form not in ("svg", "png", "html"):
-        raise BadInput(f"--plot {path}: expected a name ending in .svg, .png or .html, got {path.suffix or 'none'}")
+    form = picture_form(path)
     picture = _draw(answers, "svg" if form == "html" else form)
     if form == "html":
         rows = "".join(f"<li>{html.escape(sentence(each))}</li>" for each in answers)

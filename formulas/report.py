@@ -100,7 +100,8 @@ def _parts(rank: PerRank) -> Rows:
 def _cache(answer: Estimate) -> list[str]:
     kv = answer.kv
     if kv.tokens is None:
-        return ["KV cache: unknown"]
+        further = f"; {kv.bytes_per_token:,} B a further token" if kv.bytes_per_token else ""
+        return [f"KV cache: unknown{further}"]
     length = answer.deployment.get("max_model_len")
     return [
         f"KV cache {kv.dtype}: {kv.tokens:,} tokens in {kv.num_blocks:,} blocks of {kv.block_size} "

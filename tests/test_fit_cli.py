@@ -332,3 +332,62 @@ def test_a_dtype_the_engine_does_not_have_is_a_wrong_word(fit, facts):
     code, _, err = fit(facts("Qwen/Qwen3-8B"), "--gpu", "h100", "--dtype", "float8")
     assert code == 2
     assert "--dtype 'float8'" in err
+
+
+WHOLE, MAYBE = (int,), (int, type(None))
+TYPES = {
+    "": {"checkpoint": (str,), "commit": (str, type(None)), "gpu": (str,), "deployment": (dict,), "per_rank": (dict,),
+         "kv": (dict,), "fits": (bool, type(None)), "shortfall_bytes": MAYBE, "nearest_fit": (str, type(None)),
+         "margin_bytes": WHOLE, "evidence": (str,), "unmodelled": (list,)},
+    "per_rank": {"rank": WHOLE, "by": (dict,), "weights_bytes": MAYBE, "mtp_bytes": MAYBE, "ple_bytes": WHOLE,
+                 "host_pinned_bytes": WHOLE, "buffers_bytes": WHOLE, "activation_bytes": MAYBE,
+                 "non_torch_bytes": MAYBE, "cudagraph_bytes": MAYBE, "total_memory_bytes": WHOLE,
+                 "requested_bytes": MAYBE, "available_kv_bytes": MAYBE},
+    "kv": {"bytes_per_token": MAYBE, "block_size": MAYBE, "num_blocks": MAYBE, "tokens": MAYBE,
+           "max_concurrency": (float, type(None)), "max_context": MAYBE},
+}  # fmt: skip
+PARTS = {"expert", "shared_expert", "attention", "linear_attention", "mlp", "router", "norm", "embed", "lm_head",
+         "vision", "audio", "ple", "hyper_connection", "rope_cache", "other"}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "code"),
+    [
+        ("Qwen/Qwen3-8B", ("--gpu", "h200"), 0),
+        ("Qwen/Qwen3-8B", ("--gpu", "l4"), 3),
+        ("Qwen/Qwen3-8B", ("--gpu", "h200", "--tp", "3"), 3),
+        (FLASH_NEXT, ("--gpu", "rtx-pro-5000-72gb", "--tp", "2", "--ple", "gpu", "--hf-overrides", FP8_TABLE), 3),
+        (FLASH_NEXT, ("--gpu", "h200", "--mtp", "2", "--hf-overrides", FP8_TABLE), 0),
+        (None, ("--gpu", "h200"), 3),
+    ],
+)
+def test_json_values_have_their_documented_types_whatever_the_answer(fit, facts, tmp_path, name, options, code):
+    if name is None:
+        (tmp_path / "config.json").write_text(json.dumps(UNKNOWN))
+    got, out, _ = fit(facts(name) if name else tmp_path, *options, "--json")
+    [row] = rows(out)
+    for part, types in TYPES.items():
+        body = row[part] if part else row
+        wrong = {key: body[key] for key, kinds in types.items() if type(body[key]) not in kinds}
+        assert not wrong
+    assert row["per_rank"]["by"].keys() <= PARTS
+    assert row["evidence"] in ("header", "config")
+    assert (row["fits"] is None) == bool(row["unmodelled"])
+    assert (row["fits"] is True) == (got == 0)
+    assert got == code
+
+
+def test_a_picture_that_cannot_be_drawn_is_refused_before_anything_is_read(fit, tmp_path):
+    code, out, err = fit(tmp_path / "nothing-here", "--gpu", "h100", "--plot", tmp_path / "x.txt")
+    assert (code, out) == (2, "")
+    assert "--plot" in err
+
+
+def test_what_a_token_takes_is_told_even_where_the_weights_are_not_known(fit, tmp_path):
+    config = {"model_type": "qwen3", "num_hidden_layers": 2, "num_attention_heads": 8, "num_key_value_heads": 8,
+              "head_dim": 128, "hidden_size": 1024, "intermediate_size": 2048, "vocab_size": 1024,
+              "max_position_embeddings": 4096, "quantization_config": {"quant_method": "bitsandbytes"}}  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    code, out, _ = fit(tmp_path, "--gpu", "h100")
+    assert code == 3
+    assert "KV cache: unknown; 8,192 B a further token" in out
