@@ -124,21 +124,26 @@ class Hub:
     ) -> Iterator[bytes]:
         """Exactly bytes [start, stop) of a file of `size` bytes, in pieces as they arrive.
 
-        A broken, stalled or slow connection is resumed where it ended; progress refills the retries. Raises
-        HubUnavailable when they are used up; at once RangeIgnored, WrongRange, RangeRefused, NotFound, AccessDenied.
+        A broken, stalled or slow connection is resumed where it ended. Progress refills the retries, if it is no slower
+        than a connection may be, pauses included. Raises HubUnavailable when they are used up; at once RangeIgnored,
+        WrongRange, RangeRefused, NotFound, AccessDenied.
         """
         failures, patience = 0, Patience(self.limits)
+        got, since = 0, time.monotonic()  # bytes, and when the last failure was; waits for rate limits do not count
         while start < stop:
             try:
                 with self.open_range(repo, commit, path, start, stop, size=size, cost=cost, patience=patience) as body:
                     for data in chunks(body, stop - start):
-                        start, failures = start + len(data), 0
+                        start, got = start + len(data), got + len(data)
                         yield data
             except (Throttled, Down):
                 raise
             except HubUnavailable as error:
                 self.renew(repo, commit, path)
-                failures += 1
+                seconds = time.monotonic() - patience.waited - since
+                since = time.monotonic() - patience.waited
+                failures = 1 if got > seconds * self.limits.floor_bytes_per_second else failures + 1
+                got = 0
                 if failures > self.limits.retries or not error.retry:
                     raise
                 self._transport.pause(failures)
