@@ -46,7 +46,9 @@ class Client(NamedTuple):
 
 
 def measure() -> Iterator[dict[str, Any]]:
-    """What is read, then a row a client: seconds, peak memory, requests, bytes; and times as fast as the first one."""
+    """What is read, then a row a client: seconds, peak memory, requests, bytes; and times as fast as the first one.
+
+    CPU seconds are of all its processes, the peak is of the largest: beside `screen` run those that count for it."""
     with ProcessPoolExecutor(1) as apart:  # the peak memory of what this process starts begins with its own
         headers = apart.submit(header_lengths).result()
     yield {"repos": len(REPOS), "shards": len(headers), "header_bytes": sum(headers), "latency_seconds": LATENCY}
