@@ -59,7 +59,6 @@ LASTING = [  # what stays: an error of its own code, and whether another run can
     (Fault(Kind.STALL), "stalled", True), (Fault(Kind.CUT), "cut", True),
     (Fault(Kind.RATE, bytes_per_second=20), "slow", True), (Fault(Kind.NEVER), "stalled", True),
     (Fault(STATUS, status=500), "server_error", True), (Fault(STATUS, status=403), "expired", True),
-    (Fault(STATUS, status=429, headers=(("Retry-After", "60"),)), "rate_limited", True),
     (Fault(Kind.WRONG_RANGE), "wrong_range", False), (Fault(Kind.GZIP), "range_ignored", False),
     (Fault(Kind.IGNORE_RANGE), "range_ignored", False), (Fault(Kind.SHIFTED), "malformed_header", False),
     (Fault(Kind.FLIP, after_bytes=2), "malformed_header", False),
@@ -105,3 +104,10 @@ def test_a_trickle_of_progress_does_not_go_on_forever(hub, screen):
     code, rows, _, seconds = screen(served(hub, fault), "a/struck")
     assert (code, rows[0]["error"]["code"]) == (4, "stalled")
     assert seconds < 15
+
+
+def test_a_refusal_longer_than_the_run_waits_is_all_that_origin_s(hub, screen):
+    limited = Fault(Kind.STATUS, status=429, headers=(("Retry-After", "60"),))
+    code, rows, _, seconds = screen(served(hub, limited), "a/struck")
+    assert (code, rows[0]["error"]["code"], rows[0]["error"]["retry"]) == (4, "rate_limited", True)
+    assert seconds < 5
